@@ -1,0 +1,241 @@
+"""One attempt at one job: what the handler is given, and what its ending means.
+
+`ActiveJob` is the `job` a handler receives, the same in a coroutine, a thread or a worker
+process. `describe_error` tells what went wrong, pointing at the user's own line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import codec, secrets
+from .errors import JobCancelled, PayloadError, UsageError
+from .job import Job
+from .outputs import Made, OutputFolder
+
+__all__ = ["ActiveJob", "Channel", "describe_error", "plain_result"]
+
+TRACEBACK_CHARS = 8000
+MESSAGE_CHARS = 2000
+LOG_LINES = 200
+
+_PACKAGE = str(Path(__file__).parent)
+_LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+class Channel(Protocol):
+    """How an attempt talks to the pump, from wherever it runs."""
+
+    def post(self, verb: str, change: dict[str, Any]) -> None:
+        """Hands on a stage or a log line; returns at once."""
+
+    def is_cancelled(self) -> bool:
+        """True once the user has asked for this job to stop."""
+
+
+class ActiveJob:
+    """A job at work, as its handler sees it.
+
+    `payload` is what was put, `seed` a number that is the same at every try, `attempt`
+    counts from 1, `account` names the provider account the job runs on.
+    """
+
+    def __init__(
+        self, job: Job, channel: Channel, folder: OutputFolder, credential: str | None = None
+    ) -> None:
+        self._job, self._channel, self._folder = job, channel, folder
+        self._credential = credential
+        self._lines = 0
+        self._outputs = 0
+        self.made: list[Made] = []
+
+    id = property(lambda self: str(self._job.id), doc="The job's id, the same for ever.")
+    number = property(lambda self: int(self._job.number), doc="The job's number in the queue.")
+    seed = property(lambda self: int(self._job.seed), doc="In [0, 2**31), the same at every try.")
+    attempt = property(lambda self: int(self._job.attempt), doc="This try, counted from 1.")
+    account = property(lambda self: str(self._job.account), doc="The account's name.")
+    batch = property(lambda self: self._job.batch, doc="The batch's name, or None.")
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What was put, decoded anew at each call."""
+        return self._job.payload
+
+    def __repr__(self) -> str:
+        return f"<job {self.number}, attempt {self.attempt}, {self._job.payload_json[:80]}>"
+
+    def credential(self) -> str:
+        """The account's key. Raises CredentialError; the key never reaches the database."""
+        if self._credential is None:
+            raise UsageError(
+                f"account {self.account!r} has no credential; give it one with"
+                " q.accounts.add(…, credential='env:NAME')"
+            )
+        return secrets.resolve(self._credential)
+
+    def stage(self, name: str, progress: float | None = None) -> None:
+        """Says what is being done now, in a word or two, and how far it is (0 to 1)."""
+        if progress is not None:
+            progress = min(1.0, max(0.0, float(progress)))
+            progress = None if progress != progress else progress
+        self._channel.post("stage", {"stage": str(name)[:80], "progress": progress})
+
+    def log(self, message: object, level: str = "info") -> None:
+        """Adds a line to the job's history; of one attempt the first 200 are kept."""
+        self._lines += 1
+        if self._lines > LOG_LINES + 1:
+            return
+        if self._lines > LOG_LINES:
+            message, level = f"more than {LOG_LINES} lines; the rest is not kept", "warning"
+        if level not in ("debug", "info", "warning", "error"):
+            raise UsageError(f"log level {level!r}: expected debug, info, warning or error")
+        text = str(message)[:MESSAGE_CHARS].encode("utf-8", "replace").decode("utf-8")
+        self._channel.post("log", {"message": text, "level": level})
+
+    def check_cancelled(self) -> None:
+        """Raises JobCancelled once the user has asked for this job to stop; let it through."""
+        if self._channel.is_cancelled():
+            raise JobCancelled("cancelled by you")
+
+    @contextmanager
+    def output(self, suffix: str) -> Iterator[Path]:
+        """A file to write a result to, with that ending; it counts once the handler returns.
+
+        The path given is a temporary one. When the handler has returned, the file is
+        synced, named after the prompt and moved into the output folder; in what the handler
+        returns, the path is replaced by the final one. Raises UsageError if nothing was
+        written.
+        """
+        self._outputs += 1
+        path, name = self._folder.part(self._job, suffix, self._outputs)
+        path.unlink(missing_ok=True)
+        yield path
+        if not path.exists() or path.stat().st_size == 0:
+            raise UsageError(
+                f"nothing was written to the file that job.output({suffix!r}) gave; write the"
+                " result to that path inside the with block"
+            )
+        self.made.append(Made(str(path), name))
+
+
+def plain_result(value: Any, made: list[Made]) -> tuple[Any, list[Made], str | None]:
+    """What a handler returned, as JSON can carry it; its files; and a warning, or None.
+
+    Every path in it that exists becomes an output. A value JSON cannot carry is kept as
+    its repr, with a warning: what was made and paid for is not thrown away for its form.
+    """
+    files = {file.path: file for file in made}
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, Path | os.PathLike):
+            text = os.fspath(item)
+            if text not in files and Path(text).is_file():
+                files[text] = Made(str(Path(text).absolute()), None)
+            item = text
+        if isinstance(item, str) and item in files:
+            return files[item].name or files[item].path
+        if isinstance(item, dict):
+            return {key: walk(part) for key, part in item.items()}
+        if isinstance(item, list | tuple):
+            return [walk(part) for part in item]
+        return item
+
+    try:
+        return codec.plain(walk(value), "result"), list(files.values()), None
+    except PayloadError as error:
+        return {"repr": repr(value)[:MESSAGE_CHARS]}, list(files.values()), f"kept as text: {error}"
+    except RecursionError:
+        return {"repr": repr(value)[:MESSAGE_CHARS]}, list(files.values()), "kept as text: too deep"
+
+
+# -- errors -------------------------------------------------------------------------------
+
+
+def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
+    """Where it was raised: (file, line, function) from the outside in, vqkit's own left out."""
+    found = [
+        (frame.filename, frame.lineno or 0, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    while found and found[0][0].startswith(_PACKAGE):
+        found.pop(0)
+    return found
+
+
+def describe_error(
+    error: BaseException, frames: list[tuple[str, int, str]] | None = None
+) -> dict[str, Any]:
+    """An error as it is kept with the job: type, message, the user's line, the traceback.
+
+    `frames` are those of the worker process, where it ran in one; the source is looked up
+    here, where the notebook's cells are known.
+    """
+    frames = frames_of(error) if frames is None else frames
+    kind = type(error).__name__
+    mine = [frame for frame in frames if not frame[0].startswith((*_LIBRARY, _PACKAGE, "<frozen"))]
+    lines = ["Traceback (most recent call last):\n"] if frames else []
+    lines += [_frame_text(frame) for frame in frames]
+    lines += traceback.format_exception_only(error)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    depth = 0
+    while cause is not None and depth < 5:
+        lines += ["\nbecause of\n", *map(_frame_text, frames_of(cause))]
+        lines += traceback.format_exception_only(cause)
+        cause, depth = cause.__cause__ or cause.__context__, depth + 1
+    described = {
+        "type": kind,
+        "message": _bounded(_message(error), MESSAGE_CHARS),
+        "line": _line_text((mine or frames)[-1]) if frames else None,
+        "traceback": _bounded("".join(lines), TRACEBACK_CHARS),
+    }
+    return {name: value for name, value in described.items() if value is not None}
+
+
+def _bounded(text: str, limit: int) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit // 4], text[-3 * limit // 4 :]
+    return f"{head}\n… {len(text) - limit} characters left out …\n{tail}"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - a broken __str__ must not hide the error
+        return f"(its message cannot be shown: {type(second).__name__})"
+
+
+def _cell_name(filename: str) -> str | None:
+    """``In[3]`` for a file that is really a notebook cell."""
+    if "IPython" not in sys.modules:
+        return None
+    shell = sys.modules["IPython"].get_ipython()
+    cells: dict[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return f"In[{cells[filename]}]" if filename in cells else None
+
+
+def _line_text(frame: tuple[str, int, str]) -> str:
+    """The user's own line: where, and what stands there."""
+    filename, line, _ = frame
+    where = _cell_name(filename) or Path(filename).name
+    code = linecache.getline(filename, line).strip()
+    return f"{where}, line {line}" + (f": {code}" if code else "")
+
+
+def _frame_text(frame: tuple[str, int, str]) -> str:
+    filename, line, function = frame
+    where = _cell_name(filename) or filename
+    code = linecache.getline(filename, line).strip()
+    with contextlib.suppress(ValueError):
+        where = str(Path(where).relative_to(Path.cwd()))
+    return f"  {where}, line {line}, in {function}\n" + (f"    {code}\n" if code else "")

@@ -1,0 +1,130 @@
+"""JSON in and out, and the hashes that name a payload.
+
+Text is stored as ASCII-escaped JSON: SQLite's own JSON functions read it, and no
+character depends on an encoding. NaN, infinities, bytes, lone surrogates and integers
+beyond 64 bits are refused at the door, because each would come back as something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from .errors import PayloadError
+
+__all__ = ["canonical", "content_hash", "derived_seed", "dumps", "encode", "loads", "plain"]
+
+INT_MAX = 2**63 - 1
+INT_MIN = -(2**63)
+DEPTH_MAX = 100
+
+
+def plain(value: Any, where: str = "payload") -> Any:
+    """`value` as plain dicts, lists, text, numbers, booleans and None.
+
+    Tuples become lists; numpy's scalars become Python's. `where` names the value in
+    errors. Raises PayloadError, naming the place, for anything JSON cannot carry.
+    """
+    return _plain(value, where, 0)
+
+
+def _plain(value: Any, where: str, depth: int) -> Any:
+    kind = type(value)
+    if kind is str:
+        if not value.isascii():
+            _refuse_surrogates(value, where)
+        return value
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        if not INT_MIN <= value <= INT_MAX:
+            raise PayloadError(
+                f"{where} is an integer of {value.bit_length()} bits; at most 64 fit."
+                " Keep it as text.",
+                where=where,
+            )
+        return value
+    if kind is float:
+        if value != value or value in (float("inf"), float("-inf")):
+            raise PayloadError(
+                f"{where} is {value}, which JSON has no word for. Use None for a missing number.",
+                where=where,
+            )
+        return value
+    if depth > DEPTH_MAX:
+        raise PayloadError(
+            f"{where} is nested deeper than {DEPTH_MAX} levels (or contains itself).", where=where
+        )
+    if isinstance(value, dict):
+        out = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise PayloadError(
+                    f"{where} has the key {key!r}, a {type(key).__name__}; keys are text."
+                    f" Use {str(key)!r}.",
+                    where=where,
+                )
+            _refuse_surrogates(key, f"a key of {where}")
+            out[str(key)] = _plain(item, f"{where}[{key!r}]", depth + 1)
+        return out
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, str):  # a subclass, such as StrEnum or numpy.str_
+        return _plain(str.__str__(value), where, depth)
+    if isinstance(value, int):
+        return _plain(int(value), where, depth)
+    if isinstance(value, float):
+        return _plain(float(value), where, depth)
+    if type(value).__module__ == "numpy" and callable(getattr(value, "item", None)):
+        if getattr(value, "ndim", 0) == 0:
+            return _plain(value.item(), where, depth + 1)
+        return _plain(value.tolist(), where, depth + 1)
+    raise PayloadError(
+        f"{where} is a {type(value).__name__}, which JSON cannot carry."
+        " Use text, numbers, True/False, None, lists and dicts; store a file and pass its path.",
+        where=where,
+    )
+
+
+def _refuse_surrogates(text: str, where: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PayloadError(
+            f"{where} has half a character at position {error.start} (a lone surrogate,"
+            f" \\u{ord(text[error.start]):04x}); the text was cut or decoded wrongly."
+            " Read the source again as UTF-8.",
+            where=where,
+        ) from error
+
+
+def dumps(value: Any, where: str = "payload") -> str:
+    """Compact ASCII JSON of `value`, key order kept. Raises PayloadError, see `plain`."""
+    return encode(plain(value, where))
+
+
+# json.dumps makes a new encoder at every call that asks for separators.
+encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+"""Compact ASCII JSON of a value known to be plain: unchecked, for what vqkit itself made."""
+
+
+def loads(text: str | None) -> Any:
+    """The value of stored JSON; None stays None."""
+    return None if text is None else json.loads(text)
+
+
+def canonical(value: Any, where: str = "payload") -> str:
+    """JSON that is the same for equal values whatever the order of their keys."""
+    return json.dumps(plain(value, where), ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+
+
+def content_hash(*values: Any) -> str:
+    """32 hex digits that name these values: SHA-256 of their canonical JSON, cut to 128 bits."""
+    return hashlib.sha256(canonical(list(values)).encode("ascii")).hexdigest()[:32]
+
+
+def derived_seed(*values: Any) -> int:
+    """A seed in [0, 2**31) that is the same for equal values, on any machine."""
+    digest = hashlib.sha256(canonical(list(values)).encode("ascii")).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,1 @@
+"""Where handlers run: as coroutines, on threads, in worker processes."""

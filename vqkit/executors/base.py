@@ -1,0 +1,93 @@
+"""What the pump asks of an executor, whatever it runs handlers on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..attempt import ActiveJob, plain_result
+from ..job import Job
+from ..outputs import Made, OutputFolder
+
+__all__ = ["Executor", "HandlerRaised", "Notes", "Returned", "Work", "WorkerDied"]
+
+
+class Notes:
+    """The pump's end of an attempt's channel: a place for notes, and the cancel flag.
+
+    `post` may be called from any thread.
+    """
+
+    def __init__(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
+        self._deliver = deliver
+        self._cancelled = False
+
+    def post(self, verb: str, change: dict[str, Any]) -> None:
+        """Hands on a stage or a log line."""
+        self._deliver(verb, change)
+
+    def is_cancelled(self) -> bool:
+        """True once `cancel` was called."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Asks the attempt to stop."""
+        self._cancelled = True
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A handler and the job it is to work on."""
+
+    handler: Callable[[ActiveJob], Any]
+    job: Job
+    folder: OutputFolder
+    notes: Notes
+    credential: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a handler gave back as JSON can carry it, the files it made, perhaps a warning."""
+
+    value: Any
+    made: list[Made]
+    warning: str | None = None
+
+    @classmethod
+    def of(cls, value: Any, active: ActiveJob) -> Returned:
+        """What the handler of `active` returned."""
+        return cls(*plain_result(value, active.made))
+
+
+class HandlerRaised(Exception):
+    """A handler raised, in another process, or something that would end the pump's loop.
+
+    `frames` tell where, from the outside in.
+    """
+
+    def __init__(self, error: BaseException, frames: list[tuple[str, int, str]]) -> None:
+        super().__init__(str(error))
+        self.error, self.frames = error, frames
+
+
+class WorkerDied(Exception):
+    """The process that ran the handler is gone; nobody knows how far it came."""
+
+
+class Executor(Protocol):
+    """Runs handlers, any number at a time."""
+
+    can_stop: bool
+    """True where cancelling `run` ends the work itself, not only the wait for it."""
+
+    async def run(self, work: Work) -> Returned:
+        """What the handler returned. What it raised is raised, WorkerDied if its process died.
+
+        Cancelling ends the work where `can_stop`; elsewhere it sets the cancel flag and
+        leaves the work to end by itself.
+        """
+
+    def close(self) -> None:
+        """Ends whatever still runs, at once where that is possible."""

@@ -1,0 +1,203 @@
+"""CPU-heavy handlers in worker processes (loky), each its own little pool.
+
+One pool of many workers would be simpler, but a worker that dies breaks its whole pool: a
+poison job would count a crash for every innocent job beside it. So each worker is a pool
+of one, and ending it, to cancel or at a time-out, touches nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..attempt import ActiveJob, frames_of
+from ..job import Job
+from ..outputs import OutputFolder
+from .base import HandlerRaised, Notes, Returned, Work, WorkerDied
+from .local import call_handler, in_thread
+
+__all__ = ["ProcessExecutor"]
+
+LAST_NOTES_S = 2.0
+
+Tag = tuple[int, int]
+
+
+class ProcessExecutor:
+    """Runs plain functions in worker processes, started when needed and kept for the next job.
+
+    Workers have a session of their own, so that an interrupt of the kernel does not reach
+    them, and end themselves when this process is gone. `on_start` is called after a worker
+    was started.
+    """
+
+    can_stop = True
+
+    def __init__(self, on_start: Callable[[], None] = lambda: None) -> None:
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self._on_start = on_start
+
+    async def run(self, work: Work) -> Returned:
+        worker = self._idle.pop() if self._idle else await self._start()
+        try:
+            returned = await worker.run(work)
+        except HandlerRaised:
+            self._idle.append(worker)
+            raise
+        except BaseException:
+            self._all.discard(worker)
+            worker.kill()
+            raise
+        self._idle.append(worker)
+        return returned
+
+    async def _start(self) -> _Worker:
+        # Importing loky and starting a process takes tenths of a second: not on the loop.
+        worker: _Worker = await in_thread(_Worker, "vqkit-worker-start")
+        self._all.add(worker)
+        self._on_start()
+        return worker
+
+    def close(self) -> None:
+        for worker in tuple(self._all):
+            worker.kill()
+        self._all.clear()
+        self._idle.clear()
+
+
+class _Worker:
+    """One worker process: a loky pool of one, and a pipe for notes."""
+
+    def __init__(self) -> None:
+        from loky import ProcessPoolExecutor
+        from loky.backend import get_context
+
+        context = get_context("loky")
+        self._pipe, self._child_end = context.Pipe(duplex=True)
+        self._pool = ProcessPoolExecutor(
+            max_workers=1,
+            context=context,
+            initializer=_begin_worker,
+            initargs=(self._child_end,),
+        )
+        self._notes: tuple[Tag, Notes] | None = None
+        self._seen_end: tuple[Tag, Callable[[], object]] | None = None
+        self._pid = int(self._pool.submit(os.getpid).result())
+        threading.Thread(target=self._listen, name="vqkit-worker-notes", daemon=True).start()
+
+    async def run(self, work: Work) -> Returned:
+        from loky.process_executor import BrokenProcessPool, ShutdownExecutorError
+
+        loop = asyncio.get_running_loop()
+        end = asyncio.Event()
+        tag = (work.job.number, work.job.fence)
+        self._seen_end = tag, lambda: loop.call_soon_threadsafe(end.set)
+        self._notes = tag, work.notes
+        try:
+            future = self._pool.submit(_work, work.handler, work.job, work.folder, work.credential)
+            outcome = await asyncio.wrap_future(future)
+            # Notes travel beside the result; wait for the last of them.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_NOTES_S):
+                    await end.wait()
+        except (BrokenProcessPool, ShutdownExecutorError) as error:
+            raise WorkerDied(f"worker process {self._pid} ended in the middle of it") from error
+        finally:
+            self._notes = self._seen_end = None
+        if isinstance(outcome, Returned):
+            return outcome
+        raise HandlerRaised(*outcome)
+
+    def _listen(self) -> None:
+        """Hands on what the worker says, until its end of the pipe is gone."""
+        while True:
+            try:
+                tag, verb, change = self._pipe.recv()
+            except (EOFError, OSError):
+                return
+            if verb == "end":
+                if self._seen_end is not None and self._seen_end[0] == tag:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended
+                        self._seen_end[1]()
+            elif self._notes is not None and self._notes[0] == tag:
+                self._notes[1].post(verb, change)
+
+    def kill(self) -> None:
+        """Ends the process and whatever it started, now."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(self._pid) == self._pid:
+                os.killpg(self._pid, signal.SIGKILL)
+        self._pool.shutdown(wait=False, kill_workers=True)
+        self._child_end.close()
+        self._pipe.close()
+
+
+# -- in the worker process ------------------------------------------------------------------
+
+_pipe: Connection | None = None
+_sending = threading.Lock()
+
+
+def _begin_worker(pipe: Connection) -> None:
+    global _pipe
+    _pipe = pipe
+    with contextlib.suppress(OSError):
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="vqkit-watch-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """The parent never writes: the pipe can only end, when the parent is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        assert _pipe is not None
+        _pipe.recv()
+    os.killpg(0, signal.SIGKILL)
+
+
+class _PipeChannel:
+    """The worker's end of an attempt's channel. A job is cancelled by ending the process."""
+
+    def __init__(self, tag: Tag) -> None:
+        self._tag = tag
+
+    def post(self, verb: str, change: dict[str, Any]) -> None:
+        assert _pipe is not None
+        with _sending:
+            _pipe.send((self._tag, verb, change))
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+def _work(
+    handler: Callable[[ActiveJob], Any], job: Job, folder: OutputFolder, credential: str | None
+) -> Returned | tuple[BaseException, list[tuple[str, int, str]]]:
+    channel = _PipeChannel((job.number, job.fence))
+    active = ActiveJob(job, channel, folder, credential)
+    try:
+        return call_handler(handler, active)
+    except BaseException as error:  # noqa: BLE001 - travels to the pump as a value
+        return _portable(error), frames_of(error)
+    finally:
+        channel.post("end", {})
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself if it survives pickling, or one of the same name and message."""
+    import pickle
+
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - whatever its own pickling does
+        stand_in = type(type(error).__name__, (Exception,), {})
+        copy: Exception = stand_in(str(error))
+        return copy
+    return error

@@ -1,0 +1,99 @@
+"""The one place that turns values into HTML: escaped, static, no script, no style sheet.
+
+Colours are JupyterLab's own variables with fallbacks, so a table reads well in light and
+dark themes and in front ends that have none of them.
+"""
+
+from __future__ import annotations
+
+import html as _html
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .job import Job
+
+__all__ = ["bar", "escape", "job_html", "table"]
+
+TEXT = "color:var(--jp-ui-font-color1,inherit)"
+MUTED = "color:var(--jp-ui-font-color2,#777)"
+LINE = "1px solid var(--jp-border-color2,#bbb)"
+
+# Okabe & Ito's colour-blind-safe palette; each status also has a sign of its own.
+STATUS = {
+    "completed": ("#009E73", "✓"),
+    "running": ("#0072B2", "▶"),
+    "queued": ("#999999", "·"),
+    "in_doubt": ("#CC79A7", "?"),
+    "failed": ("#D55E00", "✗"),
+    "cancelled": ("#E69F00", "–"),
+}
+
+
+def escape(value: Any) -> str:
+    """`value` as text that HTML shows and never interprets; None is the empty text.
+
+    Control characters, which HTML has no way to show, become the replacement sign.
+    """
+    text = "" if value is None else str(value)
+    shown = "".join(c if c >= " " or c in "\n\t" else "\ufffd" for c in text)
+    return _html.escape(shown, quote=True)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
+    """A table of escaped cells under an escaped caption."""
+    cell = f"padding:2px 8px;text-align:left;vertical-align:top;border-bottom:{LINE}"
+    head = "".join(f'<th scope="col" style="{cell}">{escape(h)}</th>' for h in header)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{cell}">{escape(c)}</td>' for c in row) + "</tr>"
+        for row in rows
+    )
+    title = f'<caption style="text-align:left;{MUTED}">{escape(caption)}</caption>'
+    return (
+        f'<table style="border-collapse:collapse;{TEXT}">{title if caption else ""}'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def bar(counts: dict[str, int]) -> str:
+    """A progress bar by status, with its numbers in words for those who cannot see it."""
+    total = sum(counts.values())
+    done = counts.get("completed", 0)
+    words = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts.items() if n)
+    parts = "".join(
+        f'<span title="{n} {status}" style="display:inline-block;height:12px;'
+        f'width:{100 * n / total:.2f}%;background:{STATUS[status][0]}"></span>'
+        for status, n in counts.items()
+        if n
+    )
+    legend = " &nbsp; ".join(
+        f'<span style="white-space:nowrap"><span style="color:{STATUS[status][0]}">'
+        f"{STATUS[status][1]}</span> {n} {status.replace('_', ' ')}</span>"
+        for status, n in counts.items()
+        if n
+    )
+    return (
+        f'<div role="progressbar" aria-label="jobs by status" aria-valuemin="0"'
+        f' aria-valuemax="{total}" aria-valuenow="{done}" aria-valuetext="{escape(words)}"'
+        f' style="font-size:0;max-width:640px;border:{LINE}">{parts}</div>'
+        f'<div style="{TEXT}">{legend or "no jobs yet"}</div>'
+    )
+
+
+def job_html(job: Job) -> str:
+    """A job as a small table: what was asked, how it stands, what came of it."""
+    error = job.error or {}
+    rows = [("payload", job.payload_json), ("status", f"{STATUS[job.status][1]} {job.status}")]
+    optional = {
+        "stage": job.stage,
+        "attempts": job.attempt or None,
+        "crashes": job.crashes or None,
+        "account": job.account,
+        "reason": job.reason,
+        "error": ": ".join(filter(None, (error.get("type"), error.get("message")))) or None,
+        "at": error.get("line"),
+        "result": job.result_json,
+        "row": f"{job.source}, row {job.row}" if job.source else None,
+    }
+    rows += [(name, str(value)) for name, value in optional.items() if value is not None]
+    return table(("", ""), rows, f"job {job.number}")

@@ -1,0 +1,143 @@
+"""Sheets, files, dataframes and lists of dicts in; jobs to put, and rows that cannot run, out.
+
+`read` opens a source as a `Table`, `specs` makes its rows into jobs. Nothing is guessed and
+nothing dropped in silence: what cannot run comes out as a `RowProblem` in its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import SheetError, UsageError
+from ..job import JobSpec, RowProblem, content_key
+from . import delimited, files, frames, jsonl, text
+from .settings import spec_of, take
+from .table import Columns, Reading, Row, Table
+
+__all__ = ["Row", "Table", "read", "specs"]
+
+READERS: dict[str, Callable[[Path], Reading]] = {
+    ".csv": delimited.open_csv,
+    ".tsv": delimited.open_tsv,
+    ".jsonl": jsonl.open_jsonl,
+    ".ndjson": jsonl.open_jsonl,
+    ".json": jsonl.open_json,
+    ".txt": text.open_text,
+}
+WORKBOOKS = (".xlsx", ".xlsm")
+KNOWN = (*WORKBOOKS, *READERS)
+
+
+def read(source: Any, *, sheet: str | None = None, columns: Columns | None = None) -> Table:
+    """The rows of `source`: a file's path, a dataframe, or an iterable of dicts.
+
+    `sheet` names a workbook's sheet; without it the first visible one is read. `columns`
+    keeps the columns it lists; as a dict ``{column: name}`` it renames them too. Raises
+    SheetError, and only that, for a source that cannot be read as rows.
+    """
+    if isinstance(source, str | os.PathLike):
+        return Table(partial(_open_file, Path(source).expanduser(), sheet), columns)
+    if sheet is not None:
+        raise SheetError(f"sheet={sheet!r} is for workbooks ({', '.join(WORKBOOKS)}) only")
+    if isinstance(source, Iterator):
+        return Table(_once(source), columns)
+    return Table(partial(frames.open_memory, source), columns)
+
+
+def specs(
+    table: Table,
+    *,
+    priority: int = 0,
+    provider: str | None = None,
+    account: str | None = None,
+    max_attempts: int | None = None,
+    samples: int = 1,
+    not_before_ms: int | None = None,
+    expires_ms: int | None = None,
+    timeout_ms: int | None = None,
+    batch: str | None = None,
+) -> Iterator[JobSpec | RowProblem]:
+    """A job for every row of `table` that can run, a `RowProblem` for every other, in order.
+
+    The arguments are for rows that do not say otherwise. A row without a `key` gets
+    `content_key`, equal rows being told apart by their order, so that the same table read
+    again gives the same keys. Raises UsageError for an argument no row could have.
+    """
+    base = JobSpec(
+        {},
+        priority=take("priority", priority),
+        provider=provider,
+        account=account,
+        max_attempts=None if max_attempts is None else take("max_attempts", max_attempts),
+        samples=take("samples", samples),
+        not_before_ms=not_before_ms,
+        expires_ms=expires_ms,
+        timeout_ms=timeout_ms,
+        batch=batch,
+        source=table.source,
+    )
+    return _specs(table, base)
+
+
+def _specs(table: Table, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
+    rows_of_keys: dict[str, int] = {}
+    seen: set[int] = set()  # 60 bits of each content: a million rows take 100 MB as text
+    repeats: dict[str, int] = {}
+    for item in table:
+        if isinstance(item, RowProblem):
+            yield item
+            continue
+        try:
+            spec = spec_of(item, base)
+        except UsageError as error:
+            yield RowProblem(item.number, str(error), table.source)
+            continue
+        if spec.key is None:
+            key = content_key(spec)
+            mark = int(key[-15:], 16)
+            if mark in seen:
+                repeats[key] = repeats.get(key, 0) + 1
+                key = content_key(spec, repeats[key])
+            seen.add(mark)
+            yield replace(spec, key=key)
+        elif spec.key in rows_of_keys:
+            first = rows_of_keys[spec.key]
+            reason = f"its key {spec.key!r} is that of row {first}; give each row its own"
+            yield RowProblem(item.number, reason, table.source)
+        else:
+            rows_of_keys[spec.key] = item.number
+            yield spec
+
+
+def _open_file(path: Path, sheet: str | None) -> Reading:
+    try:
+        files.find(path, KNOWN)
+        extension = path.suffix.lower()
+        if extension in WORKBOOKS:
+            from .xlsx import open_xlsx
+
+            return open_xlsx(path, sheet)
+        if sheet is not None:
+            raise SheetError(f"{path.name} has no sheets; leave out sheet={sheet!r}")
+        return READERS[extension](path)
+    except OSError as error:
+        raise SheetError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _once(source: Iterator[Any]) -> Callable[[], Reading]:
+    """Opens an iterator the first time, and says the second time that it is spent."""
+    left = [source]
+
+    def reopen() -> Reading:
+        if not left:
+            raise SheetError(
+                "these rows came from a generator, which can be read only once; pass a list"
+            )
+        return frames.open_memory(left.pop())
+
+    return reopen

@@ -1,0 +1,116 @@
+"""Finding a file, and telling how its text is written."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+
+from ..errors import SheetError
+
+__all__ = ["ZIP", "find", "is_old_office", "text_encoding"]
+
+ZIP = b"PK\x03\x04"
+OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+# The longer marks first: UTF-32's begins with UTF-16's.
+MARKS = (
+    (b"\xff\xfe\x00\x00", "utf-32", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "utf-32", "UTF-32"),
+    (b"\xef\xbb\xbf", "utf-8-sig", "UTF-8 with a byte order mark"),
+    (b"\xff\xfe", "utf-16", "UTF-16"),
+    (b"\xfe\xff", "utf-16", "UTF-16"),
+)
+CHUNK = 1 << 16
+
+
+def find(path: Path, known: Collection[str]) -> None:
+    """Raises SheetError unless `path` is a file with data, its extension one of `known`."""
+    if path.is_dir():
+        raise SheetError(
+            f"{path} is a folder; expected a file. {_sheets_in(path, known)}", path=str(path)
+        )
+    if not path.exists():
+        raise SheetError(f"there is no file {path}. {_near(path, known)}", path=str(path))
+    extension = path.suffix.lower()
+    if extension not in known:
+        advice = (
+            "open it in Excel or LibreOffice and save it as .xlsx"
+            if extension in (".xls", ".xlsb", ".ods", ".numbers")
+            else f"expected one of {', '.join(known)}"
+        )
+        raise SheetError(
+            f"{path.name} has the extension {extension or '(none)'}, which is not read here;"
+            f" {advice}",
+            path=str(path),
+        )
+    if path.stat().st_size == 0:
+        raise SheetError(f"{path.name} is empty; expected rows of prompts", path=str(path))
+
+
+def _near(path: Path, known: Collection[str]) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"There is no folder {folder} either; this is looked for from {Path.cwd()}."
+    names = {entry.name.lower(): entry.name for entry in folder.iterdir() if entry.is_file()}
+    close = difflib.get_close_matches(path.name.lower(), names, n=3, cutoff=0.6)
+    if close:
+        return f"Did you mean {' or '.join(names[name] for name in close)}?"
+    return _sheets_in(folder, known)
+
+
+def _sheets_in(folder: Path, known: Collection[str]) -> str:
+    found = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in known)
+    if not found:
+        return f"The folder {folder.resolve()} holds no {', '.join(known)} file."
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"In that folder: {', '.join(found[:5])}{more}."
+
+
+def is_old_office(head: bytes) -> bool:
+    """Whether a file that begins so is an OLE container: an old .xls, or a locked workbook."""
+    return head.startswith(OLD_OFFICE)
+
+
+def text_encoding(path: Path) -> tuple[str, str]:
+    """The codec of a text file, and its name as a person says it.
+
+    A byte order mark decides; else UTF-8; and Windows-1252 only where UTF-8 fails, which
+    takes reading the file once. Raises SheetError for a file that is not text.
+    """
+    with path.open("rb") as file:
+        head = file.read(8)
+    if head.startswith(ZIP) or is_old_office(head):
+        raise SheetError(
+            f"{path.name} is a workbook or archive, not text; if it is an Excel file,"
+            " give it the extension .xlsx",
+            path=str(path),
+        )
+    for mark, codec, words in MARKS:
+        if head.startswith(mark):
+            _check(path, codec, words)
+            return codec, words
+    try:
+        _check(path, "utf-8", "UTF-8")
+    except SheetError as error:
+        if not isinstance(error.__cause__, UnicodeDecodeError):
+            raise
+    else:
+        return "utf-8", "UTF-8"
+    _check(path, "cp1252", "UTF-8 or Windows-1252")
+    return "cp1252", "Windows-1252, since it is not UTF-8: look whether its accents are right"
+
+
+def _check(path: Path, codec: str, words: str) -> None:
+    try:
+        with path.open(encoding=codec, newline="") as file:
+            while chunk := file.read(CHUNK):
+                if "\0" in chunk:
+                    raise SheetError(
+                        f"{path.name} is not text (it has zero bytes): a binary file, or UTF-16"
+                        " without its mark. Save it as UTF-8.",
+                        path=str(path),
+                    )
+    except UnicodeError as error:
+        raise SheetError(
+            f"{path.name} cannot be read as {words} ({error}); save it as UTF-8", path=str(path)
+        ) from error

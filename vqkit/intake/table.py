@@ -1,0 +1,280 @@
+"""What every reader gives: a table of rows, read one at a time, with nothing guessed.
+
+A reader opens its source and gives a `Reading`; `Table` chooses the columns, makes the cells
+plain and says which rows cannot be read. A new kind of source is a new reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import chain, islice
+from typing import Any, TypeAlias
+
+from ..errors import SheetError
+from ..job import RowProblem
+
+__all__ = [
+    "Bad",
+    "Columns",
+    "Reading",
+    "Record",
+    "Row",
+    "Table",
+    "grid",
+    "header",
+    "letter",
+    "plain_cell",
+]
+
+# Rows looked at before the first is given out: they tell the columns of objects, and show
+# data under a blank header before anything has run. It bounds memory, so it stays small.
+AHEAD = 100
+
+Columns: TypeAlias = Sequence[str] | Mapping[str, str]
+Record: TypeAlias = "tuple[int, Mapping[str, Any] | Bad]"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that can be read. `values` has no entry for a blank cell."""
+
+    number: int
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A cell or a row that cannot be read, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stray(Bad):
+    """A row with data in a column that has no name; `named` is the rest of it."""
+
+    column: str
+    named: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One pass over a source. `columns` is None where each row names its own.
+
+    `source` is what a job says it came from. `empty` is what to say when there is no row at
+    all; None where that is no mistake, as for a list.
+    """
+
+    name: str
+    records: Iterator[Record]
+    columns: tuple[str, ...] | None = None
+    source: str | None = None
+    sheet: str | None = None
+    notes: tuple[str, ...] = ()
+    empty: str | None = None
+
+
+class Table:
+    """Rows of a sheet, file, frame or iterable, read as they are asked for.
+
+    `name` is the file's name, `sheet` a workbook's sheet, `source` both as a job names them,
+    `columns` the header as chosen, `notes` sentences on how it was read. Iterating gives a
+    `Row` or a `RowProblem` for every row that is not blank; iterating again reads again, and
+    raises SheetError where that is impossible (a generator) or the columns have changed.
+    """
+
+    def __init__(self, reopen: Callable[[], Reading], columns: Columns | None = None) -> None:
+        reading = reopen()
+        ahead = list(islice(reading.records, AHEAD))
+        if not ahead and reading.empty is not None:
+            raise SheetError(reading.empty, source=reading.name)
+        self.name = reading.name
+        self.sheet = reading.sheet
+        self.source = reading.source or reading.name
+        self.notes = reading.notes
+        known = reading.columns if reading.columns is not None else _keys(ahead)
+        self._chosen = None if columns is None else _choose(columns, known, self.source)
+        self.columns = known if self._chosen is None else tuple(self._chosen.values())
+        if self._chosen is None:
+            _refuse_stray(ahead, self.source)
+        self._header = reading.columns
+        self._reopen = reopen
+        self._opened: Iterator[Record] | None = chain(ahead, reading.records)
+
+    def __iter__(self) -> Iterator[Row | RowProblem]:
+        records, self._opened = self._opened, None
+        if records is None:
+            reading = self._reopen()
+            if reading.columns != self._header:
+                raise SheetError(
+                    f"the columns of {self.source} have changed since it was read: expected"
+                    f" {_listed(self._header)}, found {_listed(reading.columns)}. Read it again.",
+                    source=self.source,
+                )
+            records = reading.records
+        return (self._item(number, record) for number, record in records)
+
+    def __repr__(self) -> str:
+        return f"Table({self.source!r}, columns={self.columns!r})"
+
+    def _item(self, number: int, record: Mapping[str, Any] | Bad) -> Row | RowProblem:
+        if isinstance(record, Stray) and self._chosen is not None:
+            record = record.named
+        if isinstance(record, Bad):
+            return RowProblem(number, record.reason, self.source)
+        values = {}
+        for name, raw in record.items():
+            if self._chosen is not None:
+                if name not in self._chosen:
+                    continue
+                name = self._chosen[name]
+            if isinstance(raw, Bad):
+                return RowProblem(number, raw.reason, self.source)
+            value = plain_cell(raw)
+            if value is not None:
+                values[name] = value
+        return Row(number, values)
+
+
+def plain_cell(value: Any) -> Any:
+    """A cell as text, number, boolean, list or dict; None where it is blank.
+
+    Blank is None, NaN, NaT, and text that is empty or only spaces. Text stays as it is; a
+    whole number held as a float (what pandas makes of integers with holes) is an integer
+    again; dates are ISO text, and a midnight without a time zone is a date. All readers pass
+    here, so that a row has the same content whichever of them read it.
+    """
+    if type(value) is str:
+        return value if value and not value.isspace() else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        if value != value:
+            return None
+        # From 2**53 on a float no longer tells neighbouring integers apart.
+        return int(value) if value.is_integer() and abs(value) < 2**53 else float(value)
+    if type(value).__name__ in ("NaTType", "NAType"):  # pandas' own holes, without pandas
+        return None
+    if isinstance(value, str):
+        return plain_cell(str(value))
+    if isinstance(value, datetime):
+        is_day = value.tzinfo is None and value.time() == time()
+        return value.date().isoformat() if is_day else value.isoformat()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return str(value)
+    if isinstance(value, Decimal):
+        return None if value.is_nan() else plain_cell(float(value))
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        if value.dtype.kind in "mM":  # nanoseconds would come out as a bare integer
+            value = value.astype(f"{value.dtype.kind}8[us]")
+        return plain_cell(value.item())
+    return value
+
+
+def letter(index: int) -> str:
+    """The letters over the column at `index`, which counts from 0: A, B, … Z, AA."""
+    letters = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(65 + rest) + letters
+    return letters
+
+
+def header(cells: Sequence[Any], source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names in a header row, '' where a cell is blank, and notes on what was taken off.
+
+    Spaces around a name are taken off. Raises SheetError for a name that stands twice, and
+    for a cell that cannot be read.
+    """
+    names, notes = [], []
+    for index, cell in enumerate(cells):
+        if isinstance(cell, Bad):
+            raise SheetError(f"the header of {source} cannot be read: {cell.reason}", source=source)
+        value = plain_cell(cell)
+        raw = "" if value is None else str(value)
+        names.append(raw.strip())
+        if raw != names[-1]:
+            notes.append(f"Column {letter(index)} is named {raw!r}; taken as {names[-1]!r}.")
+    for name in dict.fromkeys(filter(None, names)):
+        places = [letter(i) for i, other in enumerate(names) if other == name]
+        if len(places) > 1:
+            raise SheetError(
+                f"columns {', '.join(places[:-1])} and {places[-1]} of {source} are"
+                f" {'both' if len(places) == 2 else 'all'} named {name!r};"
+                " give each column its own name",
+                source=source,
+                columns=places,
+            )
+    while names and not names[-1]:
+        names.pop()
+    return tuple(names), tuple(notes)
+
+
+def grid(
+    names: Sequence[str], lines: Iterable[tuple[int, Sequence[Any] | Bad]]
+) -> Iterator[Record]:
+    """Records of lines of cells under `names`; data under a blank name makes a `Stray`."""
+    blank = [index for index, name in enumerate(names) if not name]
+    for number, cells in lines:
+        if isinstance(cells, Bad):
+            yield number, cells
+            continue
+        record = {name: cell for name, cell in zip(names, cells, strict=False) if name}
+        nameless = chain((i for i in blank if i < len(cells)), range(len(names), len(cells)))
+        stray = next((i for i in nameless if plain_cell(cells[i]) is not None), None)
+        if stray is None:
+            yield number, record
+        else:
+            reason = f"column {letter(stray)} holds {_shown(cells[stray])} and has no name"
+            yield number, Stray(reason, letter(stray), record)
+
+
+def _shown(cell: Any) -> str:
+    text = cell.reason if isinstance(cell, Bad) else repr(cell)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _listed(names: Iterable[str] | None) -> str:
+    return ", ".join(map(repr, names or ())) or "no columns"
+
+
+def _keys(records: Iterable[Record]) -> tuple[str, ...]:
+    """The keys of these records, in the order they first appear."""
+    found = (record for _, record in records if not isinstance(record, Bad))
+    return tuple(dict.fromkeys(str(key) for record in found for key in record))
+
+
+def _choose(columns: Columns, known: tuple[str, ...], source: str) -> dict[str, str]:
+    """From column to payload name, as `columns=` asks. Raises SheetError for a name not known."""
+    if isinstance(columns, str):
+        columns = [columns]
+    chosen = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        raise SheetError(
+            f"columns={columns!r}: {source} has {_listed(filter(None, known))}"
+            + (f", and no column {_listed(unknown)}" if unknown else "; name at least one"),
+            source=source,
+            unknown=unknown,
+        )
+    if len(set(chosen.values())) < len(chosen):
+        raise SheetError(f"columns={columns!r} gives two columns one name", source=source)
+    return chosen
+
+
+def _refuse_stray(records: Iterable[Record], source: str) -> None:
+    for number, record in records:
+        if isinstance(record, Stray):
+            raise SheetError(
+                f"{record.reason} (row {number} of {source}); give the column a name in the"
+                " header, clear it, or choose the columns to read with columns=[…]",
+                source=source,
+                row=number,
+                column=record.column,
+            )

@@ -1,0 +1,307 @@
+"""The values everything else passes around: jobs, attempts, events, accounts.
+
+All are frozen; a change is a new value (see `lifecycle.apply`). Times are integer UTC
+milliseconds, JSON is kept as text and decoded when asked for. What every claim makes by
+the hundred is a NamedTuple: it is read from a row, and copied with changes, in a tenth of
+the time a frozen dataclass takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from . import codec
+
+__all__ = [
+    "STATUSES",
+    "TERMINAL",
+    "Account",
+    "Added",
+    "Attempt",
+    "Event",
+    "Job",
+    "JobSpec",
+    "Output",
+    "RowProblem",
+    "Status",
+    "content_key",
+    "lane_of",
+]
+
+Status = Literal["queued", "running", "in_doubt", "completed", "failed", "cancelled"]
+STATUSES: tuple[Status, ...] = (
+    "queued",
+    "running",
+    "in_doubt",
+    "completed",
+    "failed",
+    "cancelled",
+)
+TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
+
+
+class Job(NamedTuple):
+    """One row of work, as the database holds it.
+
+    `number` counts up in the order jobs were put; `id` is made by whoever put the job.
+    `attempt` counts tries that were spent, `crashes` those that a crash ended, `fence`
+    every claim ever made: whoever does not hold the newest fence can change nothing.
+    """
+
+    number: int
+    id: str
+    payload_json: str
+    payload_hash: str = ""
+    batch: str | None = None
+    key: str | None = None
+    provider: str | None = None
+    pinned_account: str | None = None
+    priority: int = 0
+    seed: int = 0
+    sample: int = 0
+    source: str | None = None
+    row: int | None = None
+    timeout_ms: int | None = None
+    max_attempts: int | None = None
+    not_before_ms: int | None = None
+    expires_ms: int | None = None
+    status: Status = "queued"
+    stage: str | None = None
+    progress: float | None = None
+    attempt: int = 0
+    crashes: int = 0
+    fence: int = 0
+    owner: str | None = None
+    account: str | None = None
+    handle_json: str | None = None
+    result_json: str | None = None
+    error_json: str | None = None
+    reason: str | None = None
+    created_ms: int = 0
+    updated_ms: int = 0
+    started_ms: int | None = None
+    finished_ms: int | None = None
+    cancel_requested: bool = False
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What was put, decoded anew at each call."""
+        payload: dict[str, Any] = codec.loads(self.payload_json)
+        return payload
+
+    @property
+    def result(self) -> Any:
+        """What the handler returned; None until the job is completed."""
+        return codec.loads(self.result_json)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The newest error: `type`, `message`, `line` of the user's own code, `traceback`."""
+        error: dict[str, Any] | None = codec.loads(self.error_json)
+        return error
+
+    @property
+    def is_terminal(self) -> bool:
+        """Completed, failed or cancelled: nothing happens to it by itself any more."""
+        return self.status in TERMINAL
+
+    @property
+    def is_live(self) -> bool:
+        """Takes one of its account's slots: it runs, or the provider holds a render of it."""
+        return self.status == "running" or self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """A provider holds a render of it that has not been collected."""
+        return self.handle_json is not None
+
+    @property
+    def lane(self) -> str:
+        """Which accounts may take it: one account, one provider's, or any ('')."""
+        if self.handle_json is not None and self.account is not None:
+            return lane_of(None, self.account)
+        return lane_of(self.provider, self.pinned_account)
+
+    def label(self, now_ms: int) -> str:
+        """The status as a person sees it; `scheduled`, `retrying`, `cancelling` are derived."""
+        if self.status == "running":
+            return "cancelling" if self.cancel_requested else (self.stage or "running")
+        if self.status == "queued" and (self.not_before_ms or 0) > now_ms:
+            return "retrying" if self.attempt or self.crashes else "scheduled"
+        return self.status
+
+    def _repr_html_(self) -> str:
+        from .html import job_html
+
+        return job_html(self)
+
+
+JOB_FIELDS: tuple[str, ...] = Job._fields
+
+
+def lane_of(provider: str | None, account: str | None) -> str:
+    """The lane of jobs that name this account, this provider, or (both None) neither."""
+    if account is not None:
+        return f"account:{account}"
+    return "" if provider is None else f"provider:{provider}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job to be put: what a row, a dict or a call of `put` asks for.
+
+    A `key` names the job: putting the same key again adds nothing. Without one, see
+    `content_key`. `samples` jobs are made, each with a seed of its own.
+    """
+
+    payload: Mapping[str, Any]
+    key: str | None = None
+    priority: int = 0
+    not_before_ms: int | None = None
+    expires_ms: int | None = None
+    max_attempts: int | None = None
+    timeout_ms: int | None = None
+    provider: str | None = None
+    account: str | None = None
+    batch: str | None = None
+    samples: int = 1
+    seed: int | None = None
+    source: str | None = None
+    row: int | None = None
+
+
+def content_key(spec: JobSpec, occurrence: int = 0) -> str:
+    """The key of a job that was given none: the same for the same content.
+
+    Made from payload, provider, account and seed, whatever the order of the columns and
+    whatever read them. `occurrence` counts equal rows of one source from 0, so that a row
+    that stands twice in a sheet is two jobs, and the sheet put twice is not four.
+    """
+    name = codec.content_hash(spec.payload, spec.provider, spec.account, spec.seed)
+    return f"content:{name}" + (f"#{occurrence + 1}" if occurrence else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RowProblem:
+    """A row that cannot run, and why. `row` is the number a person sees in the sheet."""
+
+    row: int
+    reason: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What a put did. `new`, `existing`, `changed` and `conflicts` count jobs.
+
+    `changed` jobs were queued and took the new payload. `conflicts` had already started:
+    they keep the payload they ran with. `problems` are rows that were skipped.
+    """
+
+    new: int = 0
+    existing: int = 0
+    changed: int = 0
+    conflicts: int = 0
+    problems: tuple[RowProblem, ...] = ()
+    ids: tuple[str, ...] = field(default=(), repr=False)
+    batch: str | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.new} new"]
+        if self.existing:
+            parts.append(f"{self.existing} already there")
+        if self.changed:
+            parts.append(f"{self.changed} changed")
+        if self.conflicts:
+            parts.append(f"{self.conflicts} changed too late (already started, left alone)")
+        if self.problems:
+            parts.append(f"{len(self.problems)} rows skipped")
+        return ", ".join(parts)
+
+    def __add__(self, other: Added) -> Added:
+        return Added(
+            self.new + other.new,
+            self.existing + other.existing,
+            self.changed + other.changed,
+            self.conflicts + other.conflicts,
+            self.problems + other.problems,
+            self.ids + other.ids,
+            self.batch or other.batch,
+        )
+
+
+class Attempt(NamedTuple):
+    """One claim of a job: who tried it, on which account, when, and what came of it.
+
+    `job` is the job's number. `outcome` is an `Outcome.kind`, or "reclaimed" where the
+    owner died; None while it runs.
+    """
+
+    job: int
+    fence: int
+    attempt: int
+    account: str
+    runner: str
+    started_ms: int
+    finished_ms: int | None = None
+    outcome: str | None = None
+    error_json: str | None = None
+    late_result_json: str | None = None
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """What went wrong, as in `Job.error`."""
+        error: dict[str, Any] | None = codec.loads(self.error_json)
+        return error
+
+
+class Event(NamedTuple):
+    """One line of a job's history. `id` only grows, so `after=` follows a queue.
+
+    `job` is the job's number; None where the event is about the whole queue.
+    """
+
+    type: str
+    job: int | None = None
+    at_ms: int = 0
+    level: str = "info"
+    fence: int | None = None
+    data_json: str = "{}"
+    id: int = 0
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What happened, beyond the type."""
+        data: dict[str, Any] = codec.loads(self.data_json)
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A provider account: how many jobs it may run at once, and where its key is kept.
+
+    `credential` is a reference such as ``env:RUNWAY_KEY``, never the key itself.
+    `limits_json` has room for per-minute limits, groups and budgets.
+    """
+
+    name: str
+    provider: str
+    capacity: int = 1
+    credential: str | None = None
+    is_enabled: bool = True
+    parked_until_ms: int | None = None
+    parked_reason: str | None = None
+    limits_json: str = "{}"
+
+
+class Output(NamedTuple):
+    """A finished file of a job. `path` is as it was stored: relative to the output folder."""
+
+    job: int
+    fence: int
+    path: str
+    size: int
+    sha256: str
+    media_type: str = "application/octet-stream"

@@ -1,0 +1,43 @@
+"""What an attempt came to, before anybody decides what that means for the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .job import Output
+
+__all__ = ["Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one attempt ended.
+
+    ============  =====================================================================
+    completed     the handler returned; `result_json` and `outputs` are what it made
+    error         it raised; `error_json` tells what and where
+    gave_up       it raised GiveUp: retrying cannot help
+    snoozed       it raised Snooze: come back in `delay_s`
+    timed_out     it took longer than the job's `timeout_s`
+    crashed       its worker process died under it
+    cancelled     it stopped because the user asked
+    released      the pump stopped; the work was ended and goes back untouched
+    ============  =====================================================================
+    """
+
+    kind: Literal[
+        "completed",
+        "error",
+        "gave_up",
+        "snoozed",
+        "timed_out",
+        "crashed",
+        "cancelled",
+        "released",
+    ]
+    result_json: str | None = None
+    outputs: tuple[Output, ...] = ()
+    error_json: str | None = None
+    delay_s: float = 0.0
+    reason: str | None = None

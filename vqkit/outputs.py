@@ -1,0 +1,194 @@
+"""Finished files: how they get their names, and how a crash cannot half-finish them.
+
+A handler writes to a file under ``.part/``. When it has returned, the files are synced and
+hashed, a manifest of them and of the result is written and synced, and then they are
+renamed into the output folder. From the manifest on the job *is* finished, whatever happens
+to the process before the database hears of it: recovery reads the manifest, completes the
+renames and the job, and nothing is rendered again (promise P5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mimetypes
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .job import Job, Output
+
+__all__ = ["Made", "OutputFolder", "slug"]
+
+PART_FOLDER = ".part"
+SLUG_LENGTH = 40
+
+_MEDIA = {".webp": "image/webp", ".jsonl": "application/jsonl", ".m4a": "audio/mp4"}
+
+
+class Made(NamedTuple):
+    """A file a handler made: where it is now, and the name it shall have (None: stays)."""
+
+    path: str
+    name: str | None
+
+
+def slug(payload: dict[str, Any]) -> str:
+    """A few plain words of the prompt, safe as part of a file name on any system."""
+    text = payload.get("prompt")
+    if not isinstance(text, str):
+        text = next((value for value in payload.values() if isinstance(value, str)), "")
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    words = re.sub(r"[^a-z0-9]+", "-", plain[: 4 * SLUG_LENGTH]).strip("-")
+    return words[:SLUG_LENGTH].strip("-") or "job"
+
+
+def media_type(path: str) -> str:
+    """The media type by the file's ending."""
+    suffix = Path(path).suffix.lower()
+    return _MEDIA.get(suffix) or mimetypes.guess_type(path)[0] or "application/octet-stream"
+
+
+class OutputFolder:
+    """Where a queue's finished files go (`root`), and its manifests (`manifests`)."""
+
+    def __init__(self, root: Path, manifests: Path) -> None:
+        self.root, self.manifests = root, manifests
+
+    # -- while a handler runs (perhaps in another process) -------------------------------
+
+    def part(self, job: Job, suffix: str, count: int) -> tuple[Path, str]:
+        """A file to write to, and the name it will get. `count` numbers a job's outputs."""
+        if suffix and not re.fullmatch(r"(\.[A-Za-z0-9]{1,12}){1,3}", suffix):
+            raise ValueError(f"output({suffix!r}): expected a file ending such as '.mp4'")
+        again = f"-{count}" if count > 1 else ""
+        name = f"{job.number:05d}-{slug(job.payload)}-{job.id[-6:]}{again}{suffix}"
+        folder = self.root / PART_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        # The fence keeps an attempt that was given up from writing into its successor's file.
+        return folder / f"{job.id}.{job.fence}.{count}{suffix}", name
+
+    # -- when it has returned --------------------------------------------------------------
+
+    def finish(self, job: Job, made: Sequence[Made], result_json: str) -> tuple[Output, ...]:
+        """Makes the files the job's own, for good. Returns them as outputs.
+
+        Raises OSError where a file is missing or the disk is full; nothing is renamed then.
+        """
+        moves = []
+        for file in made:
+            path = Path(file.path)
+            size, sha256 = _sync_and_hash(path)
+            kept = self._stored(path) if file.name is None else self._free_name(file.name)
+            output = Output(job.number, job.fence, kept, size, sha256, media_type(kept))
+            moves.append((None if file.name is None else file.path, output))
+        self._write_manifest(job, result_json, moves)
+        self._move(moves)
+        return tuple(output for _, output in moves)
+
+    def forget(self, job_id: str, fence: int) -> None:
+        """Drops the manifest: the database knows now."""
+        self._manifest(job_id, fence).unlink(missing_ok=True)
+
+    def discard_parts(self, job_id: str) -> None:
+        """Deletes what attempts of a job that is over left unfinished."""
+        for path in (self.root / PART_FOLDER).glob(f"{job_id}.*"):
+            path.unlink(missing_ok=True)
+
+    def sweep(self, is_held: Callable[[str, int], bool]) -> None:
+        """Deletes manifests and parts of attempts that hold no job any more.
+
+        `is_held` tells of a job id and a fence whether that attempt may still be at work.
+        """
+        for folder in (self.manifests, self.root / PART_FOLDER):
+            for path in folder.glob("*.*.*"):
+                job_id, fence, *_ = path.name.split(".")
+                if fence.isdigit() and not is_held(job_id, int(fence)):
+                    path.unlink(missing_ok=True)
+
+    # -- after a crash -----------------------------------------------------------------------
+
+    def recover(self, job: Job) -> tuple[str, tuple[Output, ...]] | None:
+        """The result and files of a job whose handler had returned before the crash.
+
+        None if it had not, or if a file is missing or not what it was. Completes the
+        renames that the crash cut short.
+        """
+        try:
+            kept = json.loads(self._manifest(job.id, job.fence).read_text(encoding="utf-8"))
+            moves = [(part, Output(*fields)) for part, fields in kept["outputs"]]
+            result_json = str(kept["result"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        for part, output in moves:
+            final = self.resolve(output.path)
+            where = Path(part) if part is not None and not final.exists() else final
+            try:
+                if _sync_and_hash(where) != (output.size, output.sha256):
+                    return None
+            except OSError:
+                return None
+        self._move(moves)
+        return result_json, tuple(output for _, output in moves)
+
+    def resolve(self, stored: str) -> Path:
+        """Where a stored output is on this machine."""
+        return self.root / stored
+
+    def _stored(self, path: Path) -> str:
+        path = path.absolute()
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
+    def _free_name(self, name: str) -> str:
+        """The name, or the next free one: a clip that was paid for is never overwritten."""
+        stem, suffix = name.partition(".")[0], "".join(name.partition(".")[1:])
+        candidate, count = name, 1
+        while (self.root / candidate).exists():
+            count += 1
+            candidate = f"{stem}-again{count}{suffix}"
+        return candidate
+
+    def _manifest(self, job_id: str, fence: int) -> Path:
+        return self.manifests / f"{job_id}.{fence}.json"
+
+    def _write_manifest(
+        self, job: Job, result_json: str, moves: Sequence[tuple[str | None, Output]]
+    ) -> None:
+        self.manifests.mkdir(parents=True, exist_ok=True)
+        target = self._manifest(job.id, job.fence)
+        temporary = target.with_suffix(".tmp")
+        content = json.dumps({"result": result_json, "outputs": moves})
+        with temporary.open("w", encoding="ascii") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync_folder(self.manifests)
+
+    def _move(self, moves: Sequence[tuple[str | None, Output]]) -> None:
+        for part, output in moves:
+            if part is not None and Path(part).exists():
+                Path(part).replace(self.resolve(output.path))
+        if moves:
+            _sync_folder(self.root)
+
+
+def _sync_and_hash(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size, digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    # Some file systems cannot sync a folder; the rename is then as safe as they make it.
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

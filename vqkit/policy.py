@@ -1,0 +1,176 @@
+"""Every decision of the engine, as pure functions of what the database says.
+
+Which account takes which job, what an attempt's outcome means for its job, when to wake
+next, what to do with the jobs of an owner that died. Nothing here reads a clock, draws a
+random number or touches a file, so all of it is property-tested.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import codec
+from .job import Account, Job, lane_of
+from .outcome import Outcome
+from .retry import Retry
+
+__all__ = [
+    "Candidate",
+    "Decision",
+    "Grant",
+    "Slots",
+    "assign",
+    "decide",
+    "free_slots",
+    "lanes_of",
+    "next_wakeup_s",
+    "reclaim_decision",
+    "why_not",
+]
+
+
+class Candidate(NamedTuple):
+    """A queued job in claim order: an open render first, then priority, then first come."""
+
+    not_open: int
+    minus_priority: int
+    number: int
+
+
+class Grant(NamedTuple):
+    """This job goes to this account."""
+
+    number: int
+    account: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What an account may take now: `free` jobs, out of these lanes."""
+
+    account: str
+    provider: str
+    free: int
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Where its jobs wait: those that name it, those that name its provider, the rest."""
+        return lanes_of(self.account, self.provider)
+
+
+def lanes_of(account: str, provider: str) -> tuple[str, ...]:
+    """The lanes an account draws from, the narrowest first."""
+    return lane_of(None, account), lane_of(provider, None), ""
+
+
+def free_slots(capacity: int, live: int) -> int:
+    """How many more jobs the account may run. Never below zero, even over its capacity."""
+    return max(0, capacity - live)
+
+
+def assign(slots: Iterable[Slots], waiting: Mapping[str, Sequence[Candidate]]) -> list[Grant]:
+    """Deals the waiting jobs out to the free slots, one at a time, account by account.
+
+    `waiting` holds each lane's candidates in claim order. Accounts take turns in the order
+    of their names, each taking the best job it may have, so none starves another. The
+    jobs of a lane no account serves stay where they are and hold up nobody.
+    """
+    queues = {lane: deque(found) for lane, found in waiting.items()}
+    turn = deque((s.account, s.free, s.lanes) for s in sorted(slots, key=lambda s: s.account))
+    grants = []
+    while turn:
+        account, free, lanes = turn.popleft()
+        heads = [(queues[lane][0], lane) for lane in lanes if queues.get(lane)]
+        if free < 1 or not heads:
+            continue
+        best, lane = min(heads)
+        queues[lane].popleft()
+        grants.append(Grant(best.number, account))
+        turn.append((account, free - 1, lanes))
+    return grants
+
+
+def why_not(
+    account: Account, providers: Collection[str], credential_error: str | None, now_ms: int
+) -> str | None:
+    """Why this account gets no work now, in a sentence; None when it may."""
+    if not account.is_enabled:
+        return "paused by you; accounts.enable() lets it work again"
+    if account.parked_until_ms is not None and account.parked_until_ms > now_ms:
+        return account.parked_reason or "parked"
+    if account.provider not in providers:
+        known = ", ".join(sorted(providers)) or "none"
+        return f"no provider named {account.provider!r} is registered here; known: {known}"
+    return credential_error
+
+
+class Decision(NamedTuple):
+    """A lifecycle verb and what it is to carry."""
+
+    verb: str
+    change: dict[str, Any]
+
+
+def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> Decision:
+    """What an attempt's outcome means for its job.
+
+    `u` in [0, 1) chooses the jitter. A job's own `max_attempts` goes before the run's.
+    """
+    match outcome.kind:
+        case "completed":
+            return Decision("complete", {"result_json": outcome.result_json})
+        case "cancelled":
+            return Decision("acknowledge_cancel", {"reason": outcome.reason})
+        case "released":
+            return Decision("release", {"reason": outcome.reason})
+        case "snoozed":
+            until_ms = now_ms + round(outcome.delay_s * 1000)
+            return Decision("snooze", {"not_before_ms": until_ms, "reason": outcome.reason})
+        case "gave_up":
+            return Decision("fail", {"error_json": outcome.error_json, "reason": outcome.reason})
+        case "crashed":
+            crashes = job.crashes + 1
+            is_last, delay_s = crashes >= retry.max_crashes, retry.delay_s(crashes, u)
+            reason = f"crashed {crashes} times, the ceiling" if is_last else "its worker died"
+        case _:
+            allowed = job.max_attempts or retry.max_attempts
+            is_last, delay_s = job.attempt >= allowed, retry.delay_s(job.attempt, u)
+            reason = f"attempt {job.attempt} of {allowed} failed"
+    change: dict[str, Any] = {"error_json": outcome.error_json, "reason": reason}
+    if outcome.kind == "crashed":
+        change["crashed"] = True
+    if is_last:
+        return Decision("fail", change)
+    change["not_before_ms"] = now_ms + round(delay_s * 1000)
+    return Decision("retry", change)
+
+
+def reclaim_decision(job: Job, finished_result_json: str | None, max_crashes: int) -> Decision:
+    """What becomes of a job whose owner died.
+
+    `finished_result_json` is what its handler had returned, where its finished files prove
+    that it had (promise P5); then nothing runs again. Otherwise it is queued again and a
+    crash is counted, up to the ceiling.
+    """
+    if finished_result_json is not None:
+        return Decision("reclaim", {"to": "completed", "result_json": finished_result_json})
+    if job.crashes + 1 >= max_crashes and not job.cancel_requested:
+        error = {
+            "type": "Crashed",
+            "message": f"the process that ran it died, {job.crashes + 1} times now",
+        }
+        reason = f"crashed {job.crashes + 1} times, the ceiling"
+        change = {"to": "failed", "reason": reason, "error_json": codec.dumps(error, "error")}
+        return Decision("reclaim", change)
+    return Decision("reclaim", {"to": "queued", "reason": "its process died"})
+
+
+def next_wakeup_s(now_ms: int, times_ms: Iterable[int | None], longest_s: float) -> float:
+    """Seconds until the earliest of these moments, at most `longest_s`, at least zero."""
+    due_ms = [at for at in times_ms if at is not None]
+    if not due_ms:
+        return longest_s
+    return min(longest_s, max(0.0, (min(due_ms) - now_ms) / 1000))

@@ -1,0 +1,1 @@
+"""Who does the work: the contract (`base`), a plain function as provider, real clips offline."""

@@ -1,0 +1,76 @@
+"""A plain function as a provider, under its own name or one given to it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import HandlerError
+from .base import ExecutorKind
+
+__all__ = ["FunctionProvider", "function_provider"]
+
+
+@dataclass(frozen=True)
+class FunctionProvider:
+    """A function that gets the job and returns its result."""
+
+    name: str
+    handler: Callable[..., Any]
+    executor: ExecutorKind
+
+
+def function_provider(
+    function: Callable[..., Any],
+    name: str | None = None,
+    executor: Literal["auto", "async", "thread", "process"] = "auto",
+) -> FunctionProvider:
+    """The provider that calls `function` with the job.
+
+    ``"auto"`` runs ``async def`` on the pump's loop and plain functions on threads, unless
+    the function says otherwise by an attribute `executor`. Raises HandlerError for what
+    cannot be called with exactly one argument, the job.
+    """
+    if not callable(function):
+        raise HandlerError(
+            f"a handler is a function called with the job; this is a {type(function).__name__}"
+        )
+    shown = name or getattr(function, "__name__", None) or type(function).__name__
+    if shown == "<lambda>":
+        shown = "lambda"
+    _check_signature(function, shown)
+    is_async = _is_async(function)
+    if executor == "auto":
+        executor = getattr(function, "executor", None) or ("async" if is_async else "thread")
+    if executor not in ("async", "thread", "process"):
+        raise HandlerError(f"executor {executor!r}: expected auto, async, thread or process")
+    if is_async != (executor == "async"):
+        kind = "an async def function" if is_async else "a plain function"
+        fitting = "'async'" if is_async else "'thread' or 'process'"
+        raise HandlerError(f"{shown} is {kind}; its executor is {fitting}, not {executor!r}")
+    return FunctionProvider(shown, function, executor)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+    )
+
+
+def _check_signature(function: Callable[..., Any], shown: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins tell nothing: let the first call decide
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise HandlerError(
+            f"{shown}{signature} cannot be called with one argument, the job ({error});"
+            f" write it as: def {shown}(job): …"
+        ) from error

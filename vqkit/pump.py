@@ -1,0 +1,550 @@
+"""The one loop that hands out work: settle what ended, claim what is free, start it, rest.
+
+`Pump.run` is a coroutine that does not care whose loop it is on: `run.Run` gives it a
+thread of its own, scripts and tests await it directly. It holds no truth: everything it
+knows is in the database, and what it holds in memory is the attempts at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import random
+from time import monotonic
+from typing import Any
+
+from . import codec, policy, secrets
+from .attempt import describe_error
+from .clock import Clock, SystemClock
+from .errors import (
+    CredentialError,
+    GiveUp,
+    JobCancelled,
+    Snooze,
+    StoreError,
+    StoreFull,
+    StoreLost,
+)
+from .executors.base import Executor, HandlerRaised, Notes, Returned, Work, WorkerDied
+from .executors.local import AsyncExecutor, ThreadExecutor, in_thread
+from .executors.process import ProcessExecutor
+from .job import Account, Event, Job
+from .liveness import RunnerLock, this_process
+from .outcome import Outcome
+from .outputs import OutputFolder
+from .policy import lanes_of
+from .providers.base import Provider
+from .recovery import Recovered, recover
+from .retry import Retry
+from .store.base import Claim, JobFilter, Runner, Store, Transition, TurnResult
+from .store.thread import StoreThread
+
+__all__ = ["Health", "Pump"]
+
+log = logging.getLogger("vqkit.pump")
+
+POLL_S = 0.5  # how soon a change by another process is noticed
+REAP_S = 5.0  # how soon the jobs of a process that died are taken over
+NOTES_S = 0.2  # how long stages and log lines may wait for company in a transaction
+TROUBLE_S = (0.2, 10.0)  # first and longest wait before the database is tried again
+FULL_S = 30.0  # how long a job rests that found the disk full
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the pump fares: its state in a word, what troubles it, why accounts get no work."""
+
+    state: str = "starting"
+    trouble: str | None = None
+    why: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Flight:
+    """An attempt at work."""
+
+    def __init__(self, job: Job, provider: Provider, executor: Executor) -> None:
+        self.job, self.provider, self.executor = job, provider, executor
+        self.task: asyncio.Task[None] | None = None
+        self.notes: Notes | None = None
+        self.is_cancelled = False
+        self.is_released = False
+
+    def cancel(self) -> None:
+        """The user wants it stopped: ask, and end it where that is possible."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self._stop()
+
+    def release(self) -> None:
+        """The pump stops: end it where that is possible, and give the job back."""
+        if not self.is_released and self.executor.can_stop:
+            self.is_released = True
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.notes is not None:
+            self.notes.cancel()
+        if self.executor.can_stop and self.task is not None:
+            self.task.cancel()
+
+
+class Pump:
+    """Hands the queue's jobs to providers until it is told to stop.
+
+    `providers` may change while it runs: the handler bound to a name at the moment of a
+    claim is the one that is called. `retry` is the default for jobs that say nothing.
+    """
+
+    def __init__(
+        self,
+        store: StoreThread[Any],
+        *,
+        providers: Mapping[str, Provider],
+        outputs: OutputFolder,
+        runners: Path,
+        retry: Retry | None = None,
+        clock: Clock | None = None,
+        draw: Callable[[], float] = random,
+        notes_s: float = NOTES_S,
+        on_worker_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.id = str(uuid.uuid4())
+        self.retry = retry or Retry()
+        self.health = Health()
+        self.recovered = Recovered()
+        self.error: BaseException | None = None
+        self._store = store
+        self._providers = providers
+        self._outputs = outputs
+        self._runners = runners
+        self._clock = clock or SystemClock()
+        self._draw = draw
+        self._notes_s = notes_s
+        self._executors: dict[str, Executor] = {
+            "async": AsyncExecutor(),
+            "thread": ThreadExecutor(),
+            "process": ProcessExecutor(on_worker_start),
+        }
+        self._flights: dict[tuple[int, int], _Flight] = {}
+        self._ended: list[Transition] = []
+        self._noted: deque[Transition] = deque()
+        self._resters: list[Future[None]] = []
+        self._errands: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+        self._stop_at_s: float | None = None
+        self._must_look = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._saved_health: Health | None = None
+        self._row: Runner | None = None
+
+    # -- what others may ask, from any thread -----------------------------------------------
+
+    @property
+    def following(self) -> int:
+        """How many attempts are at work."""
+        return len(self._flights)
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once it was told to stop."""
+        return self._is_stopping
+
+    def poke(self) -> None:
+        """Something changed in the database: look now."""
+        self._ask(lambda: None)
+
+    def stop(self, grace_s: float | None) -> None:
+        """Hands out no more work. After `grace_s` what can be ended is ended and given back.
+
+        With None everything at work is followed to its end.
+        """
+        self._ask(lambda: self._begin_stop(grace_s))
+
+    def when_at_rest(self) -> Future[None]:
+        """Done when nothing runs and nothing waits that could run here, seen after this call."""
+        rested: Future[None] = Future()
+        self._ask(lambda: self._resters.append(rested))
+        return rested
+
+    def _ask(self, function: Callable[[], None]) -> None:
+        def on_loop() -> None:
+            function()
+            self._wake.set()
+
+        if self._loop is None:  # not begun: run() looks first thing
+            function()
+            return
+        try:
+            self._loop.call_soon_threadsafe(on_loop)
+        except RuntimeError:  # the loop has ended: nothing is left to wake
+            function()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Recovers, then hands out work until `stop`. What goes wrong is raised, and on record."""
+        self._loop = asyncio.get_running_loop()
+        lock = RunnerLock(self._runners, self.id)
+        try:
+            await self._begin()
+            await self._work()
+            self.health = Health("stopped")
+        except BaseException as error:
+            self.error = error
+            self.health = Health("failed", secrets.redact(f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            await self._end(lock)
+
+    async def _begin(self) -> None:
+        self._row = this_process(self.id, self._clock.now_ms())
+
+        def begin(store: Store) -> Recovered:
+            store.save_runner(self._row)  # type: ignore[arg-type]  # set just above
+            drift = store.verify_counts()
+            found = self._recover(store)
+            self._sweep(store)
+            if drift:
+                log.warning("the counters did not match the rows and were put right: %s", drift)
+            return found
+
+        self.recovered = await self._patiently(begin)
+
+    def _recover(self, store: Store) -> Recovered:
+        found = recover(store, self.id, self._runners, self._outputs, self.retry.max_crashes)
+        if found:
+            store.log(Event("run.recovered", data_json=codec.dumps({"text": str(found)})))
+        return found
+
+    def _sweep(self, store: Store) -> None:
+        running = {(job.id, job.fence) for job in store.jobs(JobFilter(status=("running",)))}
+        self._outputs.sweep(lambda job_id, fence: (job_id, fence) in running)
+
+    async def _work(self) -> None:
+        while True:
+            self._wake.clear()
+            resters, self._resters = self._resters, []
+            result = await self._turn()
+            self._launch(result.claimed, result.accounts)
+            for key in result.cancels:
+                if key in self._flights:
+                    self._flights[key].cancel()
+            if resters:
+                await self._tell_resters(resters, result)
+            if self._is_stopping and not self._flights and not self._ended:
+                return
+            if not result.is_limited:
+                await self._rest(result.next_ms)
+
+    async def _turn(self) -> TurnResult:
+        """One transaction: settle all that has ended, claim all that is free."""
+        ended, self._ended = self._ended, []
+        noted = list(self._noted)
+        self._noted.clear()
+        claim = None if self._is_stopping else Claim(self.id, self._why_not)
+        row = self._health_row()
+
+        def turn(store: Store) -> tuple[TurnResult, list[Job], bool]:
+            room = store.has_room()
+            result = store.turn([*noted, *ended], claim if room else None, row)
+            adopted = self._unknown_claims(store) if self._must_look else []
+            return result, adopted, room
+
+        result: TurnResult
+        result, adopted, room = await self._patiently(turn)
+        self._must_look = False
+        self._launch(adopted, result.accounts)
+        self._tidy(ended, {t.job for t in result.stale})
+        trouble = None if room else "the disk is nearly full: no new work until there is room"
+        state = "stopping" if self._is_stopping else "paused" if result.is_paused else "running"
+        self.health = Health(state, trouble, result.why if claim else self.health.why)
+        return result
+
+    async def _patiently(self, function: Callable[[Store], Any]) -> Any:
+        """Runs it on the store's thread, again and again while the database is in trouble.
+
+        Nothing that ended is forgotten: what could not be written is written when it can be.
+        """
+        wait_s, longest_s = TROUBLE_S
+        while True:
+            try:
+                return await self._store.acall(function)
+            except StoreLost:
+                raise
+            except StoreError as error:
+                log.warning("the database could not be written, trying again: %s", error)
+                self.health = Health(self.health.state, str(error), self.health.why)
+                # A commit may have been lost on the way back: look what it did.
+                self._must_look = True
+                if isinstance(error, StoreFull):
+                    await self._store.acall(lambda store: store.make_room())
+                await self._clock.wait(asyncio.Event(), wait_s)
+                wait_s = min(longest_s, 2 * wait_s)
+
+    def _unknown_claims(self, store: Store) -> list[Job]:
+        """Jobs a lost commit claimed for us: nobody was told, so nobody works on them."""
+        ours = store.jobs(JobFilter(status=("running",), owner=self.id))
+        ended = {(t.job, t.fence) for t in self._ended}
+        return [
+            job
+            for job in ours
+            if (job.number, job.fence) not in self._flights and (job.number, job.fence) not in ended
+        ]
+
+    def _why_not(self, account: Account) -> str | None:
+        wrong = None
+        if account.credential is not None:
+            try:
+                secrets.resolve(account.credential)
+            except CredentialError as error:
+                wrong = str(error)
+        return policy.why_not(account, self._providers.keys(), wrong, self._clock.now_ms())
+
+    def _health_row(self) -> Runner | None:
+        """The runner's row, if there is something new to say in it."""
+        if self._row is None or self.health == self._saved_health:
+            return None
+        self._saved_health = self.health
+        self._row = self._row._replace(
+            state=self.health.state,
+            error=self.health.trouble,
+            health_json=codec.dumps({"why": dict(self.health.why)}),
+        )
+        return self._row
+
+    async def _rest(self, next_ms: int | None) -> None:
+        """Waits for something to do: an ending, a poke, a job falling due, a change elsewhere."""
+        seen = await self._store.acall(lambda store: store.changes_elsewhere())
+        reap_s = REAP_S
+        while not self._wake.is_set():
+            now_ms = self._clock.now_ms()
+            until_s = policy.next_wakeup_s(now_ms, [next_ms], POLL_S)
+            if self._stop_at_s is not None:
+                until_s = min(until_s, max(0.0, self._stop_at_s - monotonic()))
+            if self._noted:
+                until_s = min(until_s, self._notes_s)
+            if await self._clock.wait(self._wake, until_s):
+                return
+            if self._stop_at_s is not None and monotonic() >= self._stop_at_s:
+                self._stop_at_s = None
+                for flight in tuple(self._flights.values()):
+                    flight.release()
+            if self._noted or (next_ms is not None and self._clock.now_ms() >= next_ms):
+                return
+            reap_s -= until_s
+            if reap_s <= 0:
+                reap_s = REAP_S
+                if await self._patiently(self._reap):
+                    return
+            if await self._store.acall(lambda store: store.changes_elsewhere()) != seen:
+                return
+
+    def _reap(self, store: Store) -> bool:
+        """Takes over the jobs of processes that died. True if there is news."""
+        others = store.owners() - {self.id}
+        return bool(self._recover(store)) if others else bool(self._resters)
+
+    async def _tell_resters(self, resters: list[Future[None]], result: TurnResult) -> None:
+        """Tells those who wait that the queue is at rest, if it is; else they wait on."""
+        now_ms = self._clock.now_ms()
+        lanes = {
+            lane
+            for account in result.accounts
+            if account.name not in result.why or (account.parked_until_ms or 0) > now_ms
+            for lane in lanes_of(account.name, account.provider)
+        }
+
+        def at_rest(store: Store) -> bool:
+            return not store.owners() and (self._is_stopping or not store.has_work_for(list(lanes)))
+
+        is_busy = self._flights or self._ended or self._noted
+        if not is_busy and await self._store.acall(at_rest):
+            for rested in resters:
+                if rested.set_running_or_notify_cancel():
+                    rested.set_result(None)
+        else:
+            self._resters += [rested for rested in resters if not rested.cancelled()]
+
+    # -- attempts ------------------------------------------------------------------------------
+
+    def _launch(self, jobs: tuple[Job, ...] | list[Job], accounts: tuple[Account, ...]) -> None:
+        known = {account.name: account for account in accounts}
+        for job in jobs:
+            account = known.get(job.account or "")
+            provider = self._providers.get(account.provider) if account else None
+            if account is None or provider is None:
+                # Taken away between the look and the claim: give it back.
+                self._settle(job, Outcome("released", reason="its provider is gone"))
+                continue
+            flight = _Flight(job, provider, self._executors[provider.executor])
+            self._flights[job.number, job.fence] = flight
+            flight.notes = Notes(self._deliver_to(job))
+            flight.task = asyncio.create_task(self._fly(flight, account.credential))
+
+    def _deliver_to(self, job: Job) -> Callable[[str, dict[str, Any]], None]:
+        """Where an attempt's notes go; called from any thread."""
+
+        def deliver(verb: str, change: dict[str, Any]) -> None:
+            # Nobody is woken: a note may wait for company, an ending is what wakes the loop.
+            self._noted.append(Transition(job.number, verb, job.fence, change))
+
+        return deliver
+
+    async def _fly(self, flight: _Flight, credential: str | None) -> None:
+        """Runs one attempt to whatever end, and hands its outcome on. Never raises."""
+        job = flight.job
+        assert flight.notes is not None
+        work = Work(flight.provider.handler, job, self._outputs, flight.notes, credential)
+        try:
+            outcome = await self._outcome(flight, work)
+        except asyncio.CancelledError:
+            if flight.is_released:
+                outcome = Outcome("released", reason="the pump stopped")
+            elif flight.is_cancelled:
+                outcome = Outcome("cancelled", reason="cancelled by you")
+            else:  # the handler's own, or the loop is being torn down
+                outcome = _failed(asyncio.CancelledError("the handler was cancelled from inside"))
+        self._flights.pop((job.number, job.fence), None)
+        self._settle(job, outcome)
+
+    async def _outcome(self, flight: _Flight, work: Work) -> Outcome:
+        job = flight.job
+        limit_s = None if job.timeout_ms is None else job.timeout_ms / 1000
+        try:
+            if limit_s is None:
+                returned = await flight.executor.run(work)
+            else:
+                async with asyncio.timeout(limit_s) as limit:
+                    returned = await flight.executor.run(work)
+        except TimeoutError as error:
+            if limit_s is None or not limit.expired():
+                return _failed(error)
+            work.notes.cancel()
+            wrong = TimeoutError(f"took longer than its timeout_s of {limit_s:g}")
+            return Outcome("timed_out", error_json=_error_json(wrong))
+        except HandlerRaised as raised:
+            return self._judge(flight, raised.error, raised.frames)
+        except WorkerDied as died:
+            return Outcome("crashed", error_json=_error_json(died))
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            return self._judge(flight, error)
+        return await self._finish(job, returned)
+
+    def _judge(
+        self,
+        flight: _Flight,
+        error: BaseException,
+        frames: list[tuple[str, int, str]] | None = None,
+    ) -> Outcome:
+        """The outcome of an attempt whose handler raised."""
+        if isinstance(error, JobCancelled) and flight.is_cancelled:
+            return Outcome("cancelled", reason="cancelled by you")
+        if isinstance(error, GiveUp):
+            return Outcome("gave_up", error_json=_error_json(error, frames), reason=error.reason)
+        if isinstance(error, Snooze):
+            return Outcome("snoozed", delay_s=error.delay_s, reason=error.reason)
+        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+            self.health = Health(self.health.state, "the disk is full: make room", self.health.why)
+            return Outcome("snoozed", delay_s=FULL_S, reason="the disk is full")
+        return _failed(error, frames)
+
+    async def _finish(self, job: Job, returned: Returned) -> Outcome:
+        """Makes the files final. What was made is kept, however long the disk stays full."""
+        result_json = codec.encode(returned.value)
+        if returned.warning is not None:
+            change = {"message": returned.warning, "level": "warning"}
+            self._noted.append(Transition(job.number, "log", job.fence, change))
+        if not returned.made:
+            return Outcome("completed", result_json=result_json)
+        wait_s, longest_s = TROUBLE_S
+        while True:
+            try:
+                outputs = await in_thread(
+                    lambda: self._outputs.finish(job, returned.made, result_json),
+                    f"vqkit-files-{job.number}",
+                )
+            except OSError as error:
+                if error.errno not in FULL_ERRNOS:
+                    return _failed(error)
+                trouble = "the disk is full: finished files wait for room"
+                self.health = Health(self.health.state, trouble, self.health.why)
+                await self._store.acall(lambda store: store.make_room())
+                await self._clock.wait(asyncio.Event(), wait_s)
+                wait_s = min(longest_s, 2 * wait_s)
+            else:
+                return Outcome("completed", result_json=result_json, outputs=outputs)
+
+    def _settle(self, job: Job, outcome: Outcome) -> None:
+        now_ms = self._clock.now_ms()
+        verb, change = policy.decide(outcome, job, self.retry, now_ms, self._draw())
+        self._ended.append(
+            Transition(job.number, verb, job.fence, change, outcome.kind, outcome.outputs)
+        )
+        self._wake.set()
+
+    def _tidy(self, ended: list[Transition], stale: set[int]) -> None:
+        """After the commit: manifests the database no longer needs, parts nobody finishes."""
+        done = [t for t in ended if t.outputs and t.job not in stale]
+        if not done:
+            return
+
+        def tidy(store: Store) -> list[str]:
+            found = store.jobs(JobFilter(numbers=tuple(t.job for t in done)))
+            ids = {job.number: job.id for job in found}
+            for t in done:
+                if t.job in ids:
+                    self._outputs.forget(ids[t.job], t.fence)
+            return list(ids.values())
+
+        errand = asyncio.create_task(self._store.acall(tidy))
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def _begin_stop(self, grace_s: float | None) -> None:
+        self._is_stopping = True
+        if grace_s is not None:
+            self._stop_at_s = monotonic() + grace_s
+
+    async def _end(self, lock: RunnerLock) -> None:
+        """Ends what is left, and lets go of the queue."""
+        for flight in tuple(self._flights.values()):
+            flight.release()
+        for executor in self._executors.values():
+            executor.close()
+        left = [f.task for f in self._flights.values() if f.task is not None]
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+        try:
+            if self._errands:
+                await asyncio.wait(tuple(self._errands), timeout=2.0)
+            if self.error is None:
+                await self._store.acall(lambda store: store.forget_runner(self.id))
+            elif self._row is not None:
+                row = self._row._replace(state="failed", error=self.health.trouble)
+                await self._store.acall(lambda store: store.save_runner(row))
+        except StoreError as error:
+            log.warning("the pump's end could not be written down: %s", error)
+        finally:
+            lock.release()
+            for rested in self._resters:
+                rested.cancel()
+
+
+def _error_json(error: BaseException, frames: list[tuple[str, int, str]] | None = None) -> str:
+    return codec.dumps(describe_error(error, frames), "error")
+
+
+def _failed(error: BaseException, frames: list[tuple[str, int, str]] | None = None) -> Outcome:
+    return Outcome("error", error_json=_error_json(error, frames))

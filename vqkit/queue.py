@@ -1,0 +1,781 @@
+"""The queue as a user holds it: put work in, run it, see how it stands, take results out."""
+
+from __future__ import annotations
+
+import os
+import secrets as random_secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from . import codec, intake, secrets
+from .accounts import Accounts, check_capacity
+from .clock import SystemClock, as_ms
+from .errors import PayloadError, StoreError, UsageError
+from .job import (
+    STATUSES,
+    TERMINAL,
+    Account,
+    Added,
+    Attempt,
+    Event,
+    Job,
+    JobSpec,
+    Output,
+    RowProblem,
+    content_key,
+)
+from .liveness import is_alive
+from .outputs import OutputFolder
+from .providers.base import Provider
+from .providers.function import function_provider
+from .pump import Pump
+from .recovery import Recovered, recover
+from .retry import Retry
+from .run import Run, Summary
+from .snapshot import Snapshot, take
+from .store.base import JobFilter
+from .store.files import companion, unsafe_place
+from .store.sqlite import SqliteStore
+from .store.thread import StoreThread
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Queue"]
+
+T = TypeVar("T")
+Executor = Literal["auto", "async", "thread", "process"]
+Which = int | str | Job
+
+DEFAULT_CONCURRENCY = 4
+PUT_CHUNK = 500
+PAYLOAD_BYTES_MAX = 1024 * 1024
+FAILURES_SHOWN = 5
+WRITE_TIMEOUT_S = 60.0
+
+
+class _Shared:
+    """What all Queue objects of one kernel on one file share: threads, providers, the run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.pid = path, os.getpid()
+        self.writer = StoreThread(lambda: SqliteStore(path), "vqkit-store")
+        self.reader = StoreThread(lambda: SqliteStore(path, readonly=True), "vqkit-reader")
+        self.providers: dict[str, Provider] = {}
+        self.run: Run | None = None
+        self.holders = 0
+
+    def is_current(self) -> bool:
+        """False after a fork, or when the file is not the one that was opened."""
+        return self.pid == os.getpid() and self.writer.store.is_same_file()
+
+    def close(self) -> None:
+        self.reader.close()
+        self.writer.close()
+
+
+_open: dict[Path, _Shared] = {}
+
+
+class Queue:
+    """A crash-proof job queue on one SQLite file, made when it is not there.
+
+    Opening spends nothing and sends nothing: only `run` and `start` hand out work. Every
+    Queue on the same file in one kernel shares its run. `outputs` is the folder for
+    finished files: by default one beside the database, named like it.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, outputs: str | os.PathLike[str] | None = None
+    ) -> None:
+        if str(path).startswith(("postgresql:", "postgres:")):
+            raise UsageError("this version keeps queues in SQLite files; give a path such as q.db")
+        self.path = Path(path).expanduser().resolve()
+        self.warning = unsafe_place(self.path)
+        if self.warning:
+            import warnings
+
+            warnings.warn(self.warning, stacklevel=2)
+        self._clock = SystemClock()
+        self._shared = self._join()
+        self._is_closed = False
+        self.outputs_folder = self._settle_folder(outputs)
+        self._files = OutputFolder(self.outputs_folder, companion(self.path) / "finished")
+        self.accounts = Accounts(lambda: self._read(lambda s: s.accounts()), self._save_account)
+
+    def _join(self) -> _Shared:
+        shared = _open.get(self.path)
+        if shared is not None and not shared.is_current():
+            if shared.pid == os.getpid():
+                shared.close()
+            shared = None
+        if shared is None:
+            shared = _open[self.path] = _Shared(self.path)
+            shared.providers.update(_builtin_providers())
+        shared.holders += 1
+        return shared
+
+    def _settle_folder(self, outputs: str | os.PathLike[str] | None) -> Path:
+        """The folder for finished files: given now, or kept since an earlier opening."""
+        kept = self._read(lambda s: s.setting("outputs"))
+        if outputs is None and kept is not None:
+            return self.path.parent / str(kept)
+        default = self.path.with_suffix("")
+        if default == self.path:
+            default = self.path.with_name(self.path.name + "-files")
+        folder = default if outputs is None else Path(outputs).expanduser().resolve()
+        near = folder.is_relative_to(self.path.parent)
+        stored = str(folder.relative_to(self.path.parent) if near else folder)
+        self._write(lambda s: s.set_setting("outputs", stored))
+        return folder
+
+    # -- the database, on its threads ------------------------------------------------------
+
+    def _write(self, function: Callable[[SqliteStore], T]) -> T:
+        """Runs it on the writing thread, and tells the pump."""
+        shared = self._shared
+        result = shared.writer.call(function, WRITE_TIMEOUT_S)
+        if shared.run is not None:
+            shared.run.poke()
+        return result
+
+    def _read(self, function: Callable[[SqliteStore], T]) -> T:
+        return self._shared.reader.call(function)
+
+    # -- putting work in ---------------------------------------------------------------------
+
+    def put(
+        self,
+        payload: Mapping[str, Any],
+        *,
+        key: str | None = None,
+        priority: int = 0,
+        not_before: datetime | str | float | None = None,
+        expires: datetime | str | float | None = None,
+        max_attempts: int | None = None,
+        timeout_s: float | None = None,
+        provider: str | None = None,
+        account: str | None = None,
+        batch: str | None = None,
+        samples: int = 1,
+        seed: int | None = None,
+    ) -> Job:
+        """Puts one job and returns it; the first of them where `samples` is more than one.
+
+        A job that is there already is returned and not put again. What makes it the same is
+        its `key`, or without one its content: payload, provider, account and seed. So a
+        cell may run again. For another render of the same prompt ask for more `samples`.
+
+        Higher `priority` goes first. `not_before` and `expires` are datetimes, ISO text or
+        Unix seconds. Raises PayloadError for a payload that JSON cannot carry.
+        """
+        if not isinstance(payload, Mapping):
+            raise UsageError(
+                f"put() takes one payload, a dict; this is a {type(payload).__name__}."
+                " For many rows use q.put_many(…), for a file q.load(…)."
+            )
+        base = self._defaults(
+            priority, not_before, expires, max_attempts, timeout_s, provider, account, batch
+        )
+        spec = JobSpec(
+            payload,
+            key=key,
+            samples=_whole("samples", samples, 1, 1000),
+            seed=None if seed is None else _whole("seed", seed, 0, 2**62),
+            **base,
+        )
+        if key is not None and not str(key).strip():
+            raise UsageError(f"key {key!r}: expected some text, or None")
+        added = self._put(_expanded(spec))
+        return self.job(added.ids[0])
+
+    def put_many(
+        self,
+        rows: Any,
+        *,
+        columns: list[str] | dict[str, str] | None = None,
+        priority: int = 0,
+        not_before: datetime | str | float | None = None,
+        expires: datetime | str | float | None = None,
+        max_attempts: int | None = None,
+        timeout_s: float | None = None,
+        provider: str | None = None,
+        account: str | None = None,
+        batch: str | None = None,
+        samples: int = 1,
+    ) -> Added:
+        """Puts a job for each row: dicts, or a pandas, polars or pyarrow frame.
+
+        Putting the same rows again adds nothing; a row that stands twice in one call is two
+        jobs. Columns named priority, samples, provider, account, max_attempts, not_before,
+        expires, timeout_s, key and seed set the job; all others are its payload. Rows that
+        cannot run are skipped and listed in `Added.problems`.
+        """
+        table = intake.read(rows, columns=columns)
+        base = self._defaults(
+            priority, not_before, expires, max_attempts, timeout_s, provider, account, batch
+        )
+        return self._put_specs(intake.specs(table, samples=samples, **base), batch)
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sheet: str | None = None,
+        columns: list[str] | dict[str, str] | None = None,
+        priority: int = 0,
+        not_before: datetime | str | float | None = None,
+        expires: datetime | str | float | None = None,
+        max_attempts: int | None = None,
+        timeout_s: float | None = None,
+        provider: str | None = None,
+        account: str | None = None,
+        batch: str | None = None,
+        samples: int = 1,
+    ) -> Added:
+        """Puts a job for each row of a file: .xlsx, .csv, .tsv, .jsonl, .json or .txt.
+
+        As `put_many`; the batch is named after the file unless told otherwise. Raises
+        SheetError for a file that cannot be read as rows, before anything is put.
+        """
+        table = intake.read(path, sheet=sheet, columns=columns)
+        batch = batch or table.source
+        base = self._defaults(
+            priority, not_before, expires, max_attempts, timeout_s, provider, account, batch
+        )
+        return self._put_specs(intake.specs(table, samples=samples, **base), batch)
+
+    def _defaults(
+        self,
+        priority: int,
+        not_before: datetime | str | float | None,
+        expires: datetime | str | float | None,
+        max_attempts: int | None,
+        timeout_s: float | None,
+        provider: str | None,
+        account: str | None,
+        batch: str | None,
+    ) -> dict[str, Any]:
+        if timeout_s is not None and not 0 < timeout_s < 10**7:
+            raise UsageError(f"timeout_s {timeout_s!r}: expected seconds above 0")
+        return {
+            "priority": _whole("priority", priority, -(2**31), 2**31),
+            "not_before_ms": _moment("not_before", not_before),
+            "expires_ms": _moment("expires", expires),
+            "max_attempts": None
+            if max_attempts is None
+            else _whole("max_attempts", max_attempts, 1, 1000),
+            "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
+            "provider": provider,
+            "account": account,
+            "batch": batch,
+        }
+
+    def _put_specs(self, specs: Iterable[JobSpec | RowProblem], batch: str | None) -> Added:
+        added = Added(batch=batch)
+        problems: list[RowProblem] = []
+        jobs: list[Job] = []
+        for spec in specs:
+            if isinstance(spec, RowProblem):
+                problems.append(spec)
+                continue
+            try:
+                jobs += _expanded(spec)
+            except PayloadError as error:
+                problems.append(RowProblem(spec.row or 0, str(error), spec.source))
+            if len(jobs) >= PUT_CHUNK:
+                added += self._put(jobs)
+                jobs = []
+        if jobs:
+            added += self._put(jobs)
+        return replace(added, problems=tuple(problems))
+
+    def _put(self, jobs: list[Job]) -> Added:
+        try:
+            return self._write(lambda s: s.put(jobs))
+        except StoreError as error:
+            if not error.facts.get("is_unknown"):
+                raise
+            # The commit may have been made: the jobs carry their ids, so putting them
+            # again adds what is missing and nothing else.
+            return self._write(lambda s: s.put(jobs))
+
+    # -- running it --------------------------------------------------------------------------
+
+    @overload
+    def provider(self, name: str) -> Callable[[T], T]: ...
+    @overload
+    def provider(self, name: str, function: T) -> T: ...
+    def provider(self, name: str, function: Any = None) -> Any:
+        """Registers who does the work of the accounts that name this provider.
+
+        As a decorator, ``@q.provider("runway")``, or with the function given. Registering
+        a name again replaces it from the next claim on.
+        """
+        if function is None:
+            return lambda decorated: self.provider(name, decorated)
+        self._shared.providers[name] = function_provider(function, name)
+        if self._shared.run is not None:
+            self._shared.run.poke()
+        return function
+
+    def start(
+        self,
+        handler: Callable[..., Any] | None = None,
+        *,
+        concurrency: int | None = None,
+        executor: Executor = "auto",
+        retry: Retry | None = None,
+    ) -> Run:
+        """Hands out work in the background until stopped; returns the run at once.
+
+        A `handler` is a function of one argument, the job; it is the provider of its own
+        name. Where no account has that provider, one of that name is made that runs
+        `concurrency` jobs at once (4 unless told). Without a handler the registered
+        providers do the work. Called again it gives the same run, with the new handler.
+        """
+        shared = self._shared
+        if handler is not None:
+            provider = function_provider(handler, executor=executor)
+            shared.providers[provider.name] = provider
+            self._ensure_account(provider.name, concurrency)
+        elif concurrency is not None:
+            raise UsageError("concurrency goes with a handler; accounts have their own capacity")
+        run = shared.run
+        if run is not None and run.is_running and not run.is_stopping:
+            run.rebind(retry)
+            return run
+
+        def make(on_worker_start: Callable[[], None]) -> Pump:
+            return Pump(
+                shared.writer,
+                providers=shared.providers,
+                outputs=self._files,
+                runners=companion(self.path) / "runners",
+                retry=retry,
+                on_worker_start=on_worker_start,
+            )
+
+        shared.run = Run(make, self._summary, self._set_paused)
+        return shared.run
+
+    def run(
+        self,
+        handler: Callable[..., Any] | None = None,
+        *,
+        concurrency: int | None = None,
+        executor: Executor = "auto",
+        retry: Retry | None = None,
+    ) -> Summary:
+        """Hands out work and waits until nothing is left to do; returns how it ended.
+
+        As `start`. An interrupt stops handing out new work and returns at once; what is at
+        work is followed to its end in the background.
+        """
+        before = self._shared.run
+        run = self.start(handler, concurrency=concurrency, executor=executor, retry=retry)
+        try:
+            summary = run.wait()
+            if run is not before:
+                run.stop(grace_s=None)
+        except KeyboardInterrupt:
+            following = run.release()
+            raise KeyboardInterrupt(
+                "no new work is handed out; "
+                + (f"{following} at work are followed to their end. " if following else "")
+                + "q.run() goes on where it stopped."
+            ) from None
+        return summary
+
+    def _ensure_account(self, name: str, concurrency: int | None) -> None:
+        mine = [account for account in self.accounts if account.provider == name]
+        if not mine:
+            capacity = DEFAULT_CONCURRENCY if concurrency is None else concurrency
+            self.accounts.add(name, provider=name, capacity=capacity)
+        elif concurrency is not None:
+            if [account.name for account in mine] != [name]:
+                names = ", ".join(account.name for account in mine)
+                raise UsageError(
+                    f"concurrency={concurrency}: the accounts of {name} ({names}) have capacities"
+                    " of their own; change them with accounts.set_capacity(name, n)"
+                )
+            if mine[0].capacity != check_capacity(concurrency):
+                self.accounts.set_capacity(name, concurrency)
+
+    def _save_account(self, account: Account) -> None:
+        self._write(lambda s: s.save_account(account))
+
+    def _set_paused(self, paused: bool) -> None:
+        event = "queue.paused" if paused else "queue.resumed"
+        self._write(lambda s: s.set_setting("paused", paused, event=event))
+
+    def pause(self) -> None:
+        """Hands out no more work, in any process; what runs goes on. `resume` undoes it."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Hands out work again."""
+        self._set_paused(False)
+
+    def recover(self) -> Recovered:
+        """Takes over the jobs of processes that died; spends nothing. `start` does it too."""
+        runners = companion(self.path) / "runners"
+        ceiling = Retry().max_crashes
+        return self._write(lambda s: recover(s, "", runners, self._files, ceiling))
+
+    def _summary(self, run: Run) -> Summary:
+        snapshot = self.snapshot()
+        failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
+        return Summary(
+            counts={status: n for status, n in snapshot.counts.items() if n},
+            seconds=time.monotonic() - run.started_s,
+            failures=tuple(_failure(job) for job in failures),
+            why={**dict(run.health.why), **dict.fromkeys(snapshot.waiting, "")},
+            recovered=run.recovered,
+        )
+
+    # -- seeing how it stands ------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """How the queue stands now: counts, accounts, rates, who works on it."""
+        folder = companion(self.path) / "runners"
+        now_ms = self._clock.now_ms()
+        return self._read(lambda s: take(s, now_ms, lambda runner: is_alive(folder, runner)))
+
+    def stats(self) -> dict[str, int]:
+        """Jobs by status, and their total."""
+        counts = self._read(lambda s: s.counts())
+        by_status: dict[str, int] = {status: counts.get(status, 0) for status in STATUSES}
+        return {**by_status, "total": sum(by_status.values())}
+
+    def job(self, which: Which) -> Job:
+        """One job, by number, id, or an older view of it. Raises UnknownName."""
+        wanted = which.number if isinstance(which, Job) else which
+        return self._read(lambda s: s.job(wanted))
+
+    def jobs(
+        self,
+        *,
+        status: str | Iterable[str] | None = None,
+        batch: str | None = None,
+        account: str | None = None,
+        newest: int | None = None,
+    ) -> list[Job]:
+        """The jobs that match, in the order they were put; of many only the `newest`."""
+        chosen = JobFilter(
+            status=_statuses(status),
+            batch=batch,
+            account=account,
+            limit=newest,
+            newest=newest is not None,
+        )
+        return self._read(lambda s: s.jobs(chosen))
+
+    def iter_jobs(self) -> Iterator[Job]:
+        """All jobs, read a page at a time, so that a million need no memory."""
+        chosen = JobFilter(limit=PUT_CHUNK)
+        while page := self._page(chosen):
+            yield from page
+            chosen = replace(chosen, after=page[-1].number)
+
+    def _page(self, chosen: JobFilter) -> list[Job]:
+        return self._read(lambda s: s.jobs(chosen))
+
+    def events(
+        self, after: int = 0, job: Which | None = None, *, limit: int = 10_000
+    ) -> list[Event]:
+        """What happened, oldest first: events with an id above `after`, of one job or all."""
+        number = None if job is None else self.job(job).number
+        return self._read(lambda s: s.events(after, number, limit))
+
+    def attempts(self, job: Which | None = None) -> list[Attempt]:
+        """Every try: on which account, from when to when, with what outcome."""
+        number = None if job is None else self.job(job).number
+        return self._read(lambda s: s.attempts(number))
+
+    def outputs(self, job: Which | None = None) -> list[Path]:
+        """The finished files, of one job or all, in the order of the jobs."""
+        return [self._files.resolve(output.path) for output in self._current_outputs(job)]
+
+    def _current_outputs(self, job: Which | None = None) -> list[Output]:
+        """Of each job the files of its newest finished attempt."""
+        number = None if job is None else self.job(job).number
+        found: list[Output] = self._read(lambda s: s.outputs(number))
+        newest = {output.job: output.fence for output in found}
+        return [output for output in found if output.fence == newest[output.job]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """All jobs as a pandas DataFrame: the payload's columns, then how each job stands."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise UsageError("to_frame() needs pandas: pip install pandas") from error
+        return (
+            pd.DataFrame(list(self.records())).set_index("job")
+            if self.stats()["total"]
+            else (pd.DataFrame())
+        )
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """All jobs as flat dicts: the payload's columns, then how each job stands.
+
+        A payload column that has the name of one of vqkit's own is shown as ``payload.name``.
+        """
+        files: dict[int, list[str]] = {}
+        for output in self._current_outputs():
+            files.setdefault(output.job, []).append(str(self._files.resolve(output.path)))
+        for job in self.iter_jobs():
+            error = job.error or {}
+            stands = {
+                "status": job.status,
+                "stage": job.stage,
+                "attempts": job.attempt,
+                "account": job.account,
+                "output": "\n".join(files.get(job.number, [])) or None,
+                "result": job.result,
+                "error": error.get("message"),
+                "error_line": error.get("line"),
+                "seed": job.seed,
+                "source": job.source,
+                "row": job.row,
+                "batch": job.batch,
+                "key": job.key,
+                "created": _utc(job.created_ms),
+                "started": _utc(job.started_ms),
+                "finished": _utc(job.finished_ms),
+            }
+            taken = {"job", *stands}
+            payload = {
+                (f"payload.{name}" if name in taken else name): value
+                for name, value in job.payload.items()
+            }
+            yield {"job": job.number, **payload, **stands}
+
+    def check(self) -> Summary:
+        """How the queue stands, if all is well: raises PumpError for a pump that died.
+
+        And JobsFailed if any job is not completed. A notebook's last cell, so that work
+        that failed in the background fails it too.
+        """
+        run = self._shared.run
+        if run is not None and run.error is not None:
+            run.wait(0)
+        counts = {status: n for status, n in self.stats().items() if n and status != "total"}
+        failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
+        return Summary(counts, 0.0, tuple(_failure(job) for job in failures)).check()
+
+    # -- changing one's mind -------------------------------------------------------------------
+
+    def cancel(
+        self,
+        *which: Which,
+        status: str | Iterable[str] | None = None,
+        batch: str | None = None,
+        account: str | None = None,
+    ) -> int:
+        """Cancels what waits, asks what runs to stop. Returns how many jobs that touched.
+
+        Jobs are named by number or id, or chosen by status, batch, account; all jobs there
+        are: ``status=("queued", "running")``. Finished jobs stay as they are.
+        """
+        if not which and status is None and batch is None and account is None:
+            raise UsageError(
+                "cancel() wants to know which: q.cancel(17), q.cancel(batch='foxes.xlsx'), or"
+                " q.cancel(status=('queued', 'running')) for all"
+            )
+        chosen = self._chosen(which, status, batch, account)
+        return len(self._write(lambda s: s.transition(chosen, "cancel", reason="by you")))
+
+    def requeue(
+        self,
+        *which: Which,
+        status: str | Iterable[str] | None = None,
+        batch: str | None = None,
+        account: str | None = None,
+    ) -> int:
+        """Gives finished jobs a second chance, all their attempts anew. Returns how many.
+
+        Without arguments: the failed ones. A completed job is rendered again only when it
+        is named, or with ``status="completed"``.
+        """
+        if not which and status is None:
+            status = "failed"
+        chosen = self._chosen(which, status, batch, account)
+        return len(self._write(lambda s: s.transition(chosen, "requeue")))
+
+    def _chosen(
+        self,
+        which: tuple[Which, ...],
+        status: str | Iterable[str] | None,
+        batch: str | None,
+        account: str | None,
+    ) -> JobFilter:
+        numbers = tuple(self.job(one).number for one in which) if which else None
+        return JobFilter(_statuses(status), batch, account, numbers=numbers)
+
+    def prune(
+        self, *, older_than: timedelta | float, status: str | Iterable[str] = tuple(TERMINAL)
+    ) -> int:
+        """Deletes jobs that finished longer ago than that (a timedelta, or seconds).
+
+        With their attempts and events; files stay. Returns how many. A pruned job's key is
+        free again: putting the same row once more makes a new job.
+        """
+        seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+        wanted = _statuses(status)
+        if not set(wanted) <= TERMINAL:
+            raise UsageError(f"prune(status={status!r}): only finished jobs can be pruned")
+        before_ms = self._clock.now_ms() - round(seconds * 1000)
+        return self._write(lambda s: s.prune(before_ms, wanted))
+
+    @property
+    def retention(self) -> timedelta | None:
+        """How long completed and cancelled jobs are kept; None: for ever. Failed ones stay."""
+        seconds = self._read(lambda s: s.setting("retention_s"))
+        return None if seconds is None else timedelta(seconds=seconds)
+
+    @retention.setter
+    def retention(self, keep: timedelta | None) -> None:
+        seconds = None if keep is None else keep.total_seconds()
+        if seconds is not None and seconds <= 0:
+            raise UsageError(f"retention {keep}: expected more than nothing, or None")
+        self._write(lambda s: s.set_setting("retention_s", seconds))
+
+    # -- the file --------------------------------------------------------------------------------
+
+    def backup(self, path: str | os.PathLike[str]) -> Path:
+        """Copies the database, while it is in use, to a new file. Raises if that exists.
+
+        The only safe way: a copied file of a database at work is damaged.
+        """
+        target = Path(path).expanduser().absolute()
+        if target.exists():
+            raise UsageError(f"{target} exists; give the copy another name")
+        self._read(lambda s: s.backup(str(target)))
+        return target
+
+    def close(self) -> None:
+        """Stops what runs (10 s for it to end) and lets go of the file. Twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        shared = self._shared
+        shared.holders -= 1
+        if shared.holders > 0 or shared.pid != os.getpid():
+            return
+        if shared.run is not None and shared.run.is_running and shared.run.stop():
+            return  # something is followed to its end and still needs the database
+        if _open.get(self.path) is shared:
+            del _open[self.path]
+        shared.close()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self.stats()["total"]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        if self._is_closed:
+            return f"<Queue {self.path.name}: closed>"
+        return f"<Queue {self.path.name}: {self.snapshot().headline}>"
+
+    def _repr_html_(self) -> str:
+        return self.snapshot()._repr_html_()
+
+
+def _builtin_providers() -> dict[str, Provider]:
+    from .providers.local import local
+
+    return {"local": function_provider(local, "local")}
+
+
+def _expanded(spec: JobSpec) -> list[Job]:
+    """The jobs a spec asks for: `samples` of them, each with its seed and key."""
+    payload_json = codec.dumps(dict(spec.payload))
+    if len(payload_json) > PAYLOAD_BYTES_MAX:
+        raise PayloadError(
+            f"the payload has {len(payload_json):,} bytes; at most {PAYLOAD_BYTES_MAX:,} fit."
+            " Store the data in a file and put its path."
+        )
+    if secrets.holds_secret(payload_json):
+        raise PayloadError(
+            "the payload holds the key of one of your accounts; keys never go into the database."
+            " Give the account a credential='env:NAME' and call job.credential()."
+        )
+    payload_hash = codec.content_hash(spec.payload)
+    key = spec.key or content_key(spec)
+    return [
+        Job(
+            number=0,
+            id=_new_id(),
+            payload_json=payload_json,
+            payload_hash=payload_hash,
+            batch=spec.batch,
+            key=key if sample == 0 else f"{key}~{sample + 1}",
+            provider=spec.provider,
+            pinned_account=spec.account,
+            priority=spec.priority,
+            seed=codec.derived_seed(key, sample) if spec.seed is None else spec.seed + sample,
+            sample=sample,
+            source=spec.source,
+            row=spec.row,
+            timeout_ms=spec.timeout_ms,
+            max_attempts=spec.max_attempts,
+            not_before_ms=spec.not_before_ms,
+            expires_ms=spec.expires_ms,
+        )
+        for sample in range(spec.samples)
+    ]
+
+
+def _new_id() -> str:
+    """Unique, made here and not by the database; newer ones sort behind older ones."""
+    return f"{time.time_ns() // 1_000_000:011x}{random_secrets.token_hex(6)}"
+
+
+def _failure(job: Job) -> tuple[int, str, str | None]:
+    error = job.error or {}
+    what = ": ".join(filter(None, (error.get("type"), error.get("message")))) or job.reason
+    return job.number, (what or "failed")[:300], error.get("line")
+
+
+def _statuses(status: str | Iterable[str] | None) -> tuple[str, ...]:
+    if status is None:
+        return ()
+    wanted = (status,) if isinstance(status, str) else tuple(status)
+    if unknown := [one for one in wanted if one not in STATUSES]:
+        raise UsageError(f"no status {unknown[0]!r}; known: {', '.join(STATUSES)}")
+    return wanted
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{name} {value!r}: expected a whole number from {low:,} to {high:,}")
+    return int(value)
+
+
+def _moment(name: str, when: datetime | str | float | None) -> int | None:
+    try:
+        return as_ms(when)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise UsageError(
+            f"{name} {when!r}: expected a datetime, ISO text such as 2026-12-01T08:00, or Unix"
+            " seconds"
+        ) from error
+
+
+def _utc(ms: int | None) -> datetime | None:
+    from datetime import UTC
+
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

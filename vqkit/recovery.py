@@ -1,0 +1,82 @@
+"""What is put right before the first claim: the jobs of owners that died.
+
+First what is finished is finished (promise P5): where a manifest proves that the handler
+had returned, the job is completed from the disk. The rest is queued again, a crash counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import policy
+from .job import Job, Output
+from .liveness import dead_owner
+from .outputs import OutputFolder
+from .policy import Decision
+from .store.base import JobFilter, Store
+
+__all__ = ["Recovered", "recover"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """How many jobs of dead owners were finished, requeued, failed at the ceiling, cancelled."""
+
+    finished: int = 0
+    requeued: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    owners: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.requeued or self.failed or self.cancelled)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.finished:
+            parts.append(f"{self.finished} finished while nobody looked")
+        if self.requeued:
+            parts.append(f"{self.requeued} requeued")
+        if self.failed:
+            parts.append(f"{self.failed} failed (they crashed too often)")
+        if self.cancelled:
+            parts.append(f"{self.cancelled} cancelled as you had asked")
+        return ", ".join(parts) or "nothing to recover"
+
+
+def recover(
+    store: Store, me: str, runners: Path, outputs: OutputFolder, max_crashes: int
+) -> Recovered:
+    """Takes over the jobs of every runner that is dead. `me` is left alone, the living are too.
+
+    `runners` is the folder of their lock files.
+    """
+    rows = {runner.id: runner for runner in store.runners()}
+    found: Counter[str] = Counter()
+    owners = 0
+    for owner in sorted((rows.keys() | store.owners()) - {me}):
+        with dead_owner(runners, owner, rows.get(owner)) as is_dead:
+            if is_dead:
+                owners += 1
+                found += _take_over(store, owner, outputs, max_crashes)
+    return Recovered(
+        found["completed"], found["queued"], found["failed"], found["cancelled"], owners
+    )
+
+
+def _take_over(store: Store, owner: str, outputs: OutputFolder, max_crashes: int) -> Counter[str]:
+    # Files are hashed before the transaction, which holds up every writer; nobody else
+    # moves the jobs meanwhile, for the caller holds the dead owner's lock.
+    left = store.jobs(JobFilter(status=("running",), owner=owner))
+    finished = {job.number: outputs.recover(job) for job in left}
+
+    def decide(job: Job) -> tuple[Decision, tuple[Output, ...]]:
+        result_json, made = finished.get(job.number) or (None, ())
+        return policy.reclaim_decision(job, result_json, max_crashes), made
+
+    ends = store.reclaim(owner, decide)
+    for job in left:
+        outputs.forget(job.id, job.fence)
+    return ends

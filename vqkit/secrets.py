@@ -1,0 +1,126 @@
+"""Keys: one place resolves a reference, one place takes keys out of text.
+
+An account holds a reference, ``env:NAME`` or ``keyring:service/name``, never the key. What
+`resolve` has once returned is remembered in this process, and `redact` removes it, and the
+forms it takes when encoded, from everything that is stored, logged, raised or shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import urllib.parse
+
+from .errors import CredentialError, UsageError
+
+__all__ = [
+    "RedactingFilter",
+    "check_reference",
+    "holds_secret",
+    "is_any_known",
+    "redact",
+    "resolve",
+]
+
+REDACTED = "[key]"
+# A shorter "key" would take common words out of every text.
+SHORTEST = 6
+
+_known: dict[str, None] = {}
+
+
+def check_reference(reference: str | None) -> str | None:
+    """The reference, if it is one. Raises UsageError, without repeating it, for a bare key."""
+    if reference is None:
+        return None
+    scheme, _, rest = reference.partition(":")
+    if scheme == "env" and rest and "=" not in rest and " " not in rest:
+        return reference
+    if scheme == "keyring" and all(rest.partition("/")[::2]):
+        return reference
+    raise UsageError(
+        "a credential is a reference, 'env:NAME' or 'keyring:service/name', never the key"
+        " itself. Put the key into an environment variable and name that."
+    )
+
+
+def resolve(reference: str) -> str:
+    """The key behind a reference. Raises CredentialError, saying what to do, if there is none."""
+    check_reference(reference)
+    scheme, _, rest = reference.partition(":")
+    key = os.environ.get(rest) if scheme == "env" else _from_keyring(rest, reference)
+    if not key or not key.strip():
+        where = f"the environment variable {rest} is" if scheme == "env" else f"{reference} is"
+        raise CredentialError(f"{where} not set; set it and start again.", reference=reference)
+    remember(key.strip())
+    return key.strip()
+
+
+def _from_keyring(rest: str, reference: str) -> str | None:
+    try:
+        import keyring
+        from keyring.errors import KeyringError
+    except ImportError as error:
+        raise CredentialError(
+            f"{reference} needs the keyring package: pip install 'vqkit[keyring]'",
+            reference=reference,
+        ) from error
+    service, _, name = rest.partition("/")
+    try:
+        return keyring.get_password(service, name)
+    except KeyringError as error:
+        raise CredentialError(
+            f"the system's keyring did not answer for {reference}: {error}", reference=reference
+        ) from error
+
+
+def remember(key: str) -> None:
+    """From now on `redact` takes this key out, as it is and as it looks when encoded."""
+    if len(key) < SHORTEST:
+        return
+    raw = key.encode()
+    forms = {
+        key,
+        json.dumps(key)[1:-1],
+        json.dumps(key, ensure_ascii=False)[1:-1],
+        repr(key)[1:-1],
+        urllib.parse.quote(key, safe=""),
+        urllib.parse.quote_plus(key),
+        base64.b64encode(raw).decode().rstrip("="),
+        base64.urlsafe_b64encode(raw).decode().rstrip("="),
+    }
+    for form in sorted(forms, key=len, reverse=True):
+        _known[form] = None
+
+
+def is_any_known() -> bool:
+    """True once any key was resolved in this process; until then there is nothing to redact."""
+    return bool(_known)
+
+
+def holds_secret(text: str) -> bool:
+    """True if a key that was resolved in this process stands in the text."""
+    return any(form in text for form in tuple(_known))
+
+
+def redact(text: str) -> str:
+    """The text with every known key replaced by ``[key]``."""
+    if not _known:
+        return text
+    for form in tuple(_known):
+        if form in text:
+            text = text.replace(form, REDACTED)
+    return text
+
+
+class RedactingFilter(logging.Filter):
+    """Takes keys out of log records; vqkit's own logger has it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+            record.exc_info = None
+        return True

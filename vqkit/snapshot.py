@@ -1,0 +1,251 @@
+"""The read model: how a queue stands, read in one transaction, for every screen to show.
+
+Its cost does not grow with the number of jobs: counts come from the counters, rates from
+the newest events, lists are short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import codec, html
+from .clock import iso
+from .job import STATUSES, Account, Event, Job
+from .store.base import JobFilter, Runner
+from .store.sqlite import SqliteStore
+
+__all__ = ["AccountView", "RunnerView", "Snapshot", "take"]
+
+RATE_EVENTS = 2000
+RATE_WINDOW_MS = 10 * 60 * 1000
+LIST_LENGTH = 10
+LOG_BYTES_WARNING = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AccountView:
+    """An account as a screen shows it: slots, what it brought to an end, why it rests."""
+
+    name: str
+    provider: str
+    capacity: int
+    live: int
+    completed: int
+    failed: int
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerView:
+    """A process that works on the queue, and how its pump fares."""
+
+    id: str
+    pid: int
+    host: str
+    state: str
+    trouble: str | None
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How a queue stood at `at_ms`. `eta_s` is None while nobody can tell."""
+
+    path: str
+    at_ms: int
+    counts: dict[str, int]
+    accounts: tuple[AccountView, ...] = ()
+    runners: tuple[RunnerView, ...] = ()
+    running: tuple[Job, ...] = ()
+    failed: tuple[Job, ...] = ()
+    events: tuple[Event, ...] = ()
+    waiting: tuple[str, ...] = ()
+    is_paused: bool = False
+    per_minute: float | None = None
+    eta_s: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> int:
+        """All jobs."""
+        return sum(self.counts.values())
+
+    @property
+    def headline(self) -> str:
+        """The state in words, as one would tell a colleague."""
+        if not self.total:
+            return "no jobs yet"
+        words = [f"{self.counts['completed']:,} of {self.total:,} done"]
+        words += [
+            f"{self.counts[status]:,} {status.replace('_', ' ')}"
+            for status in ("failed", "in_doubt", "cancelled", "running")
+            if self.counts[status]
+        ]
+        if self.is_paused:
+            words.append("paused")
+        elif self.eta_s is not None:
+            words.append(f"about {duration_text(self.eta_s)} left")
+        elif self.counts["queued"] and not any(r.is_alive for r in self.runners):
+            words.append("nothing is running it: q.run() or vqkit run goes on")
+        return ", ".join(words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return {
+            "path": self.path,
+            "at": iso(self.at_ms),
+            "counts": self.counts,
+            "total": self.total,
+            "paused": self.is_paused,
+            "per_minute": self.per_minute,
+            "eta_s": self.eta_s,
+            "accounts": [
+                {name: getattr(a, name) for name in AccountView.__slots__} for a in self.accounts
+            ],
+            "runners": [
+                {name: getattr(r, name) for name in RunnerView.__slots__} for r in self.runners
+            ],
+            "waiting": list(self.waiting),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for a in self.accounts:
+            rest = f" — {a.why_not}" if a.why_not else ""
+            lines.append(
+                f"  {a.name} ({a.provider}): {a.live} of {a.capacity} slots busy,"
+                f" {a.completed} done, {a.failed} failed{rest}"
+            )
+        return "\n".join([*lines, *(f"  {note}" for note in (*self.waiting, *self.notes))])
+
+    def _repr_html_(self) -> str:
+        parts = [f"<div><b>{html.escape(self.headline)}</b></div>", html.bar(self.counts)]
+        notes = (*self.waiting, *self.notes)
+        parts += [f'<div style="{html.MUTED}">{html.escape(note)}</div>' for note in notes]
+        if self.accounts:
+            rows = [
+                (a.name, a.provider, f"{a.live} of {a.capacity}", a.completed, a.failed, a.why_not)
+                for a in self.accounts
+            ]
+            head = ("account", "provider", "slots busy", "done", "failed", "rests because")
+            parts.append(html.table(head, rows, "accounts"))
+        if self.failed:
+            rows_failed = [
+                (job.number, _short(job), (job.error or {}).get("message"), _line(job))
+                for job in self.failed
+            ]
+            parts.append(
+                html.table(("job", "payload", "error", "at"), rows_failed, "newest failed jobs")
+            )
+        return "<div>" + "".join(parts) + "</div>"
+
+
+def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) -> Snapshot:
+    """Reads the queue in one transaction. `is_alive` tells of a runner whether it lives."""
+    with store.reading():
+        kept = store.counts()
+        counts: dict[str, int] = {status: kept.get(status, 0) for status in STATUSES}
+        live, ends = store.live_counts(), store.account_counts()
+        runners = store.runners()
+        accounts = store.accounts()
+        events = store.events(limit=RATE_EVENTS, newest=True)
+        running = store.jobs(JobFilter(status=("running",), limit=50))
+        failed = store.jobs(JobFilter(status=("failed",), limit=LIST_LENGTH, newest=True))
+        lanes = store.waiting_lanes()
+        paused = bool(store.setting("paused"))
+        log_bytes = store.log_bytes()
+    views = tuple(RunnerView(r.id, r.pid, r.host, r.state, r.error, is_alive(r)) for r in runners)
+    why = _why(runners, views)
+    account_views = tuple(
+        AccountView(
+            a.name,
+            a.provider,
+            a.capacity,
+            live.get(a.name, 0),
+            ends.get(a.name, {}).get("completed", 0),
+            ends.get(a.name, {}).get("failed", 0),
+            "paused by you" if not a.is_enabled else why.get(a.name),
+        )
+        for a in accounts
+    )
+    per_minute = _per_minute(events, now_ms)
+    left = counts["queued"] + counts["running"]
+    is_moving = per_minute and left and not paused and any(v.is_alive for v in views)
+    notes = [f"process {v.pid}: {v.trouble}" for v in views if v.trouble]
+    if log_bytes > LOG_BYTES_WARNING:
+        notes.append(
+            f"the log file has grown to {log_bytes // 2**20} MB: another program keeps a read"
+            " open on the database; close it"
+        )
+    return Snapshot(
+        path=str(store.path),
+        at_ms=now_ms,
+        counts=counts,
+        accounts=account_views,
+        runners=views,
+        running=tuple(running),
+        failed=tuple(failed[::-1]),
+        events=tuple(events[-LIST_LENGTH:]),
+        waiting=tuple(_unserved(lanes, accounts)),
+        is_paused=paused,
+        per_minute=per_minute,
+        eta_s=left / per_minute * 60 if per_minute and is_moving else None,
+        notes=tuple(notes),
+    )
+
+
+def _why(runners: list[Runner], views: tuple[RunnerView, ...]) -> dict[str, str]:
+    """Why accounts get no work, as the living pumps said."""
+    why: dict[str, str] = {}
+    for runner, view in zip(runners, views, strict=True):
+        if view.is_alive:
+            why.update(codec.loads(runner.health_json).get("why", {}))
+    return why
+
+
+def _unserved(lanes: list[str], accounts: list[Account]) -> list[str]:
+    """Sentences about jobs that no account there is can take."""
+    told = []
+    for lane in lanes:
+        kind, _, name = lane.partition(":")
+        if not lane and not accounts:
+            told.append("jobs wait and there is no account: q.accounts.add(…), or q.run(handler)")
+        elif kind == "account" and name not in {a.name for a in accounts}:
+            told.append(f"jobs that name the account {name!r} wait: there is none of that name")
+        elif kind == "provider" and name not in {a.provider for a in accounts}:
+            told.append(f"jobs that name the provider {name!r} wait: no account has it")
+    return told
+
+
+def _per_minute(events: list[Event], now_ms: int) -> float | None:
+    """Jobs brought to an end per minute, over the newest of them."""
+    ends = [
+        e.at_ms
+        for e in events
+        if e.type in ("job.completed", "job.failed") and e.at_ms > now_ms - RATE_WINDOW_MS
+    ]
+    if len(ends) < 3 or ends[-1] <= ends[0]:
+        return None
+    return (len(ends) - 1) / ((max(ends[-1], now_ms) - ends[0]) / 60000)
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as a person says them: "40 s", "12 min", "3 h 20 min"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _short(job: Job) -> str:
+    text = job.payload_json
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _line(job: Job) -> str | None:
+    return (job.error or {}).get("line")

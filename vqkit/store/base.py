@@ -1,0 +1,663 @@
+"""What a store can do, and everything about it that is not SQL.
+
+`Store` holds the verbs: it opens a transaction, reads the rows it needs, lets
+`lifecycle.apply` and `policy.assign` decide, writes rows, attempts, events and counters
+together and commits. A dialect (`store.sqlite`) supplies the primitives below the line.
+Every verb works on batches; one call of `turn` is one transaction.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from .. import codec, lifecycle, policy, secrets
+from ..clock import Clock
+from ..errors import LifecycleError, StaleFence, UnknownName
+from ..job import Account, Added, Attempt, Event, Job, Output
+from ..secrets import redact
+
+__all__ = ["Claim", "JobFilter", "Runner", "Store", "Transition", "TurnResult"]
+
+PUT_CHUNK = 1000
+EXPIRE_CHUNK = 500
+DELETE_CHUNK = 500
+
+
+class Transition(NamedTuple):
+    """A verb to apply to a running job, by the attempt that holds it.
+
+    `outcome` ends the attempt's row with that word; verbs that do not end it leave it None.
+    """
+
+    job: int
+    verb: str
+    fence: int
+    change: Mapping[str, Any] = MappingProxyType({})
+    outcome: str | None = None
+    outputs: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A wish for work: who claims, which accounts may work here, at most how many jobs.
+
+    `why_not` says in a sentence why an account gets nothing now, or None.
+    """
+
+    owner: str
+    why_not: Callable[[Account], str | None]
+    limit: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """What one turn did and saw.
+
+    `stale` transitions came from attempts that no longer hold their job. `repeated` ones
+    had been committed before, by a commit whose answer was lost. `cancels` are the
+    owner's running jobs, as (number, fence), that the user wants stopped. `next_ms` is
+    when a waiting job falls due or a parked account comes back.
+    """
+
+    claimed: tuple[Job, ...] = ()
+    stale: tuple[Transition, ...] = ()
+    repeated: tuple[Transition, ...] = ()
+    cancels: tuple[tuple[int, int], ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
+    accounts: tuple[Account, ...] = ()
+    is_paused: bool = False
+    next_ms: int | None = None
+    is_limited: bool = False
+
+
+class Runner(NamedTuple):
+    """A process that owns claims, and how its pump fares. `state` is plain text."""
+
+    id: str
+    pid: int
+    host: str
+    boot_id: str
+    start_ticks: int
+    started_ms: int
+    state: str = "starting"
+    error: str | None = None
+    health_json: str = "{}"
+    updated_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs: all that match every part that is given. `newest` turns the order round."""
+
+    status: tuple[str, ...] = ()
+    batch: str | None = None
+    account: str | None = None
+    owner: str | None = None
+    numbers: tuple[int, ...] | None = None
+    ids: tuple[str, ...] | None = None
+    after: int = 0
+    limit: int | None = None
+    newest: bool = False
+
+
+class Store(ABC):
+    """The verbs of a queue's database, on one connection, used by one thread."""
+
+    clock: Clock
+
+    # -- verbs -------------------------------------------------------------------------
+
+    def put(self, jobs: Sequence[Job]) -> Added:
+        """Puts queued jobs; one whose key is there already is not put again.
+
+        `number` is given by the database. A queued job that never started takes a changed
+        payload; one that has started keeps its own and is counted under `conflicts`.
+        Putting a job whose id is there is harmless, so an unknown commit may be repeated.
+        """
+        added = Added()
+        for start in range(0, len(jobs), PUT_CHUNK):
+            added += self._put_chunk(jobs[start : start + PUT_CHUNK])
+        return added
+
+    def _put_chunk(self, jobs: Sequence[Job]) -> Added:
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            known = {job.key: job for job in self._jobs_by_key([j.key for j in jobs if j.key])}
+            known_ids = {job.id for job in self.jobs(JobFilter(ids=tuple(j.id for j in jobs)))}
+            fresh, changed, ids = [], [], []
+            existing = conflicts = 0
+            for job in jobs:
+                found = known.get(job.key) if job.key else None
+                if found is None and job.id not in known_ids:
+                    fresh.append(job._replace(created_ms=now_ms, updated_ms=now_ms))
+                    ids.append(job.id)
+                    if job.key:
+                        known[job.key] = job
+                    continue
+                ids.append(found.id if found else job.id)
+                if found is None or found.payload_hash == job.payload_hash or not found.number:
+                    existing += 1
+                elif found.status == "queued" and found.fence == 0:
+                    changed.append((found, _with_payload_of(found, job, now_ms)))
+                else:
+                    conflicts += 1
+            inserted = self._insert_jobs(fresh)
+            events = [
+                Event("job.queued", job.number, now_ms, data_json=_origin(job)) for job in inserted
+            ]
+            events += [Event("job.changed", new.number, now_ms) for _, new in changed]
+            self._write_payloads([new for _, new in changed])
+            self._record(events)
+            self._count(Counter(("batch", job.batch or "", "queued") for job in inserted))
+        return Added(len(fresh), existing, len(changed), conflicts, ids=tuple(ids))
+
+    def turn(
+        self,
+        transitions: Sequence[Transition] = (),
+        claim: Claim | None = None,
+        runner: Runner | None = None,
+    ) -> TurnResult:
+        """Settles what has ended and claims what is free, in one transaction.
+
+        A transition whose attempt no longer holds its job changes nothing but is kept: its
+        result goes to its attempt's row. Nothing is claimed while the queue is paused.
+        `runner` renews a runner's row on the way.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            stale, repeated = self._settle(transitions, now_ms)
+            if runner is not None:
+                self._write_runner(runner._replace(updated_ms=now_ms))
+            if claim is None:
+                return TurnResult(stale=tuple(stale), repeated=tuple(repeated))
+            self._promote_due(now_ms)
+            self._expire_due(now_ms)
+            is_paused = bool(self.setting("paused"))
+            accounts = self.accounts()
+            why = {a.name: reason for a in accounts if (reason := claim.why_not(a))}
+            able = [a for a in accounts if a.name not in why]
+            claimed: list[Job] = []
+            is_limited = False
+            if able and not is_paused:
+                claimed, is_limited = self._claim(claim, able, now_ms)
+            parked = [a.parked_until_ms for a in accounts if (a.parked_until_ms or 0) > now_ms]
+            return TurnResult(
+                claimed=tuple(claimed),
+                stale=tuple(stale),
+                repeated=tuple(repeated),
+                cancels=tuple(self._wanted_cancels(claim.owner)),
+                why=why,
+                accounts=tuple(accounts),
+                is_paused=is_paused,
+                next_ms=min((t for t in (*parked, self._next_due_ms()) if t), default=None),
+                is_limited=is_limited,
+            )
+
+    def _settle(
+        self, transitions: Sequence[Transition], now_ms: int
+    ) -> tuple[list[Transition], list[Transition]]:
+        found = self._jobs_by_number({t.job for t in transitions})
+        pairs: dict[int, tuple[Job, Job]] = {}
+        events: list[Event | None] = []
+        ends: list[Attempt] = []
+        outputs: list[Output] = []
+        stale: list[Transition] = []
+        repeated: list[Transition] = []
+        for t in transitions:
+            before, job = pairs.get(t.job) or (found[t.job],) * 2 if t.job in found else (None,) * 2
+            if job is None or before is None:  # pruned meanwhile
+                stale.append(t)
+                continue
+            try:
+                after, event = lifecycle.apply(job, t.verb, now_ms, t.fence, **t.change)
+            except StaleFence:
+                if t.outcome is None:
+                    continue
+                if self._has_ended(t.job, t.fence):
+                    repeated.append(t)
+                else:
+                    stale.append(t)
+                    events.append(self._keep_late(t, now_ms))
+                continue
+            pairs[t.job] = (before, after)
+            events.append(event)
+            outputs.extend(t.outputs)
+            if t.outcome is not None:
+                word = "cancelled" if after.status == "cancelled" else t.outcome
+                ends.append(_ended(job, t.fence, now_ms, word, t.change.get("error_json")))
+        self._write(list(pairs.values()))
+        self._end_attempts(ends)
+        self._insert_outputs(outputs)
+        self._record(events)
+        return stale, repeated
+
+    def _keep_late(self, t: Transition, now_ms: int) -> Event:
+        """A result that came too late to count is kept with its attempt, files and all."""
+        result_json = t.change.get("result_json")
+        self._late_result(t.job, t.fence, now_ms, t.outcome or "late", result_json)
+        self._insert_outputs(t.outputs)
+        data = codec.dumps({"outcome": t.outcome, "files": len(t.outputs)})
+        return Event("job.late_result", t.job, now_ms, "warning", t.fence, data)
+
+    def _claim(self, claim: Claim, able: Sequence[Account], now_ms: int) -> tuple[list[Job], bool]:
+        live = self.live_counts()
+        slots = [
+            policy.Slots(a.name, a.provider, policy.free_slots(a.capacity, live.get(a.name, 0)))
+            for a in able
+        ]
+        wanted: Counter[str] = Counter()
+        for s in slots:
+            wanted.update(dict.fromkeys(s.lanes, s.free))
+        waiting = {
+            lane: self._waiting(lane, min(n, claim.limit)) for lane, n in wanted.items() if n > 0
+        }
+        grants = policy.assign(slots, waiting)
+        is_limited = len(grants) > claim.limit
+        grants = grants[: claim.limit]
+        found = self._jobs_by_number({g.number for g in grants})
+        pairs, events, attempts = [], [], []
+        for grant in grants:
+            before = found[grant.number]
+            after, event = lifecycle.apply(
+                before, "claim", now_ms, owner=claim.owner, account=grant.account
+            )
+            pairs.append((before, after))
+            events.append(event)
+            attempts.append(
+                Attempt(
+                    after.number, after.fence, after.attempt, grant.account, claim.owner, now_ms
+                )
+            )
+        self._write(pairs)
+        self._insert_attempts(attempts)
+        self._record(events)
+        return [after for _, after in pairs], is_limited
+
+    def _expire_due(self, now_ms: int) -> None:
+        due = self._expired(now_ms, EXPIRE_CHUNK)
+        if due:
+            self._apply_all(due, "expire", now_ms, {})
+
+    def transition(self, chosen: JobFilter, verb: str, **change: Any) -> tuple[int, ...]:
+        """Applies a verb that needs no fence to all chosen jobs it fits, in transactions.
+
+        ``cancel`` means cancel at once where the job waits, ask where it runs. Jobs whose
+        status does not allow the verb are left alone. Returns the numbers of those changed.
+        """
+        done: list[int] = []
+        after, left = chosen.after, chosen.limit
+        while left is None or left > 0:
+            limit = PUT_CHUNK if left is None else min(PUT_CHUNK, left)
+            with self.transaction():
+                found = self.jobs(replace(chosen, after=after, limit=limit, newest=False))
+                done += self._apply_all(found, verb, self.clock.now_ms(), change)
+            if len(found) < limit:
+                break
+            after = found[-1].number
+            left = None if left is None else left - len(found)
+        return tuple(done)
+
+    def _apply_all(
+        self, jobs: Sequence[Job], verb: str, now_ms: int, change: Mapping[str, Any]
+    ) -> list[int]:
+        pairs, events = [], []
+        for job in jobs:
+            fitting = "request_cancel" if verb == "cancel" and job.status == "running" else verb
+            if fitting == "request_cancel" and job.cancel_requested:
+                continue
+            try:
+                after, event = lifecycle.apply(job, fitting, now_ms, **change)
+            except LifecycleError:
+                continue
+            pairs.append((job, after))
+            events.append(event)
+        self._write(pairs)
+        self._record(events)
+        return [after.number for _, after in pairs]
+
+    def reclaim(
+        self, owner: str, decide: Callable[[Job], tuple[policy.Decision, tuple[Output, ...]]]
+    ) -> Counter[str]:
+        """Takes over every job a dead owner was running, in one transaction.
+
+        `decide` says for each what becomes of it. Counts the jobs by their new status.
+        The caller holds the dead owner's lock.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            pairs, events, ends = [], [], []
+            outputs: list[Output] = []
+            for job in self.jobs(JobFilter(status=("running",), owner=owner)):
+                decision, made = decide(job)
+                after, event = lifecycle.apply(job, decision.verb, now_ms, **decision.change)
+                pairs.append((job, after))
+                events.append(event)
+                outputs.extend(made)
+                word = "completed" if after.status == "completed" else "reclaimed"
+                error_json = decision.change.get("error_json")
+                ends.append(_ended(job, job.fence, now_ms, word, error_json))
+            self._write(pairs)
+            self._end_attempts(ends)
+            self._insert_outputs(outputs)
+            self._record(events)
+            self._delete_runner(owner)
+        return Counter(after.status for _, after in pairs)
+
+    def prune(self, finished_before_ms: int, statuses: Sequence[str]) -> int:
+        """Deletes finished jobs and all that belongs to them, a batch at a time. Returns how many.
+
+        Files stay where they are.
+        """
+        gone = 0
+        while True:
+            with self.transaction():
+                found = self._finished_before(finished_before_ms, statuses, DELETE_CHUNK)
+                self._delete_jobs([job.number for job in found])
+                self._count(Counter({k: -n for k, n in _tally(found).items()}))
+            gone += len(found)
+            if len(found) < DELETE_CHUNK:
+                return gone
+
+    def save_account(self, account: Account) -> None:
+        """Adds the account, or replaces what is known of it."""
+        with self.transaction():
+            self._write_account(account)
+            self._record(
+                [
+                    Event(
+                        "account.saved",
+                        at_ms=self.clock.now_ms(),
+                        data_json=codec.dumps({"name": account.name, "capacity": account.capacity}),
+                    )
+                ]
+            )
+
+    def set_setting(self, name: str, value: Any, *, event: str | None = None) -> None:
+        """Keeps a JSON value under a name, with an event of that type if one is given."""
+        with self.transaction():
+            self._write_setting(name, value)
+            if event:
+                self._record([Event(event, at_ms=self.clock.now_ms())])
+
+    def save_runner(self, runner: Runner, *, event: Event | None = None) -> None:
+        """Adds the runner or renews its row."""
+        with self.transaction():
+            self._write_runner(runner._replace(updated_ms=self.clock.now_ms()))
+            if event:
+                self._record([event._replace(at_ms=self.clock.now_ms())])
+
+    def forget_runner(self, runner_id: str) -> None:
+        """Drops a runner that owns nothing any more."""
+        with self.transaction():
+            self._delete_runner(runner_id)
+
+    def log(self, event: Event) -> None:
+        """Writes one event."""
+        with self.transaction():
+            self._record([event._replace(at_ms=self.clock.now_ms())])
+
+    def verify_counts(self, *, repair: bool = True) -> dict[tuple[str, str, str], tuple[int, int]]:
+        """Holds the counters against the rows: {counter: (kept, true)} where they differ.
+
+        With `repair` they are put right. A difference means that something other than
+        vqkit wrote to the database.
+        """
+        with self.transaction():
+            kept, true = self._kept_counts(), self._true_counts()
+            off = {
+                name: (kept.get(name, 0), true.get(name, 0))
+                for name in kept.keys() | true.keys()
+                if kept.get(name, 0) != true.get(name, 0)
+            }
+            if repair and off:
+                self._count(Counter({name: true_n - n for name, (n, true_n) in off.items()}))
+        return off
+
+    def counts(self, batch: str | None = None) -> dict[str, int]:
+        """Jobs by status, of one batch or all."""
+        tally: Counter[str] = Counter()
+        for (kind, name, status), n in self._kept_counts().items():
+            if kind == "batch" and batch in (None, name):
+                tally[status] += n
+        return dict(tally)
+
+    def account_counts(self) -> dict[str, dict[str, int]]:
+        """{account: {"completed": n, "failed": n}}: what each account has brought to an end."""
+        tally: dict[str, dict[str, int]] = {}
+        for (kind, name, status), n in self._kept_counts().items():
+            if kind == "account":
+                tally.setdefault(name, {})[status] = n
+        return tally
+
+    def job(self, number_or_id: int | str) -> Job:
+        """One job, by number or id. Raises UnknownName."""
+        by_number = isinstance(number_or_id, int)
+        wanted = (
+            JobFilter(numbers=(int(number_or_id),))
+            if by_number
+            else JobFilter(ids=(str(number_or_id),))
+        )
+        found = self.jobs(wanted)
+        if not found:
+            raise UnknownName(
+                f"no job {number_or_id!r} in this queue; q.jobs() lists them", name=number_or_id
+            )
+        return found[0]
+
+    def _write(self, pairs: Sequence[tuple[Job, Job]]) -> None:
+        if not pairs:
+            return
+        if secrets.is_any_known():
+            pairs = [(before, _redacted(after)) for before, after in pairs]
+        self._update_jobs(pairs)
+        delta = _tally([after for _, after in pairs])
+        delta.subtract(_tally([before for before, _ in pairs]))
+        self._count(Counter({name: n for name, n in delta.items() if n}))
+
+    def _record(self, found: Sequence[Event | None]) -> None:
+        events = [event for event in found if event is not None]
+        if secrets.is_any_known():
+            events = [_redacted_event(event) for event in events]
+        self._insert_events(events)
+
+    # -- primitives, one set a dialect ---------------------------------------------------
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]:
+        """A write transaction; one that ends in an error leaves no trace."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the connection."""
+
+    @abstractmethod
+    def abandon(self) -> object:
+        """After a fork, in the child: lets go of every lock without touching the connection.
+
+        Returns the connection, which must then be kept from ever being closed.
+        """
+
+    @abstractmethod
+    def changes_elsewhere(self) -> int:
+        """A number that changes whenever somebody else has committed."""
+
+    def has_room(self) -> bool:
+        """False while the disk is too full to take on more work."""
+        return True
+
+    def make_room(self) -> bool:
+        """Gives up what room was kept for this, so that results find some. False if none was."""
+        return False
+
+    @abstractmethod
+    def jobs(self, chosen: JobFilter) -> list[Job]:
+        """The chosen jobs in the order they were put."""
+
+    @abstractmethod
+    def iter_jobs(self, chosen: JobFilter) -> Iterator[list[Job]]:
+        """The same in pages, so that any number fits in memory."""
+
+    @abstractmethod
+    def events(
+        self, after: int = 0, job: int | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[Event]:
+        """Events with an id above `after`, oldest first; with `newest` the last `limit`."""
+
+    @abstractmethod
+    def attempts(self, job: int | None = None) -> list[Attempt]:
+        """All attempts, or one job's, in the order they were claimed."""
+
+    @abstractmethod
+    def outputs(self, job: int | None = None) -> list[Output]:
+        """Finished files, of one job or all."""
+
+    @abstractmethod
+    def accounts(self) -> list[Account]:
+        """All accounts, by name."""
+
+    @abstractmethod
+    def owners(self) -> set[str]:
+        """The runners that hold running jobs."""
+
+    @abstractmethod
+    def has_work_for(self, lanes: Sequence[str]) -> bool:
+        """True while a queued job stands in one of these lanes, due now or later."""
+
+    @abstractmethod
+    def waiting_lanes(self) -> list[str]:
+        """The lanes in which jobs wait that may run now."""
+
+    @abstractmethod
+    def runners(self) -> list[Runner]:
+        """All runners, oldest first."""
+
+    @abstractmethod
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A setting's value."""
+
+    @abstractmethod
+    def live_counts(self) -> dict[str, int]:
+        """How many slots of each account are taken."""
+
+    @abstractmethod
+    def backup(self, path: str) -> None:
+        """Copies the whole database, while it is in use, to a new file."""
+
+    @abstractmethod
+    def _jobs_by_key(self, keys: Sequence[str]) -> list[Job]: ...
+    @abstractmethod
+    def _jobs_by_number(self, numbers: set[int]) -> dict[int, Job]: ...
+    @abstractmethod
+    def _insert_jobs(self, jobs: Sequence[Job]) -> list[Job]: ...
+    @abstractmethod
+    def _update_jobs(self, pairs: Sequence[tuple[Job, Job]]) -> None: ...
+    @abstractmethod
+    def _write_payloads(self, jobs: Sequence[Job]) -> None: ...
+    @abstractmethod
+    def _delete_jobs(self, numbers: Sequence[int]) -> None: ...
+    @abstractmethod
+    def _finished_before(self, at_ms: int, statuses: Sequence[str], limit: int) -> list[Job]: ...
+    @abstractmethod
+    def _waiting(self, lane: str, limit: int) -> list[policy.Candidate]: ...
+    @abstractmethod
+    def _promote_due(self, now_ms: int) -> None: ...
+    @abstractmethod
+    def _expired(self, now_ms: int, limit: int) -> list[Job]: ...
+    @abstractmethod
+    def _next_due_ms(self) -> int | None: ...
+    @abstractmethod
+    def _wanted_cancels(self, owner: str) -> list[tuple[int, int]]: ...
+    @abstractmethod
+    def _insert_attempts(self, attempts: Sequence[Attempt]) -> None: ...
+    @abstractmethod
+    def _end_attempts(self, attempts: Sequence[Attempt]) -> None: ...
+    @abstractmethod
+    def _has_ended(self, job: int, fence: int) -> bool: ...
+    @abstractmethod
+    def _late_result(
+        self, job: int, fence: int, now_ms: int, outcome: str, result_json: str | None
+    ) -> None: ...
+    @abstractmethod
+    def _insert_events(self, events: Sequence[Event]) -> None: ...
+    @abstractmethod
+    def _insert_outputs(self, outputs: Sequence[Output]) -> None: ...
+    @abstractmethod
+    def _count(self, delta: Mapping[tuple[str, str, str], int]) -> None: ...
+    @abstractmethod
+    def _kept_counts(self) -> dict[tuple[str, str, str], int]: ...
+    @abstractmethod
+    def _true_counts(self) -> dict[tuple[str, str, str], int]: ...
+    @abstractmethod
+    def _write_account(self, account: Account) -> None: ...
+    @abstractmethod
+    def _write_setting(self, name: str, value: Any) -> None: ...
+    @abstractmethod
+    def _write_runner(self, runner: Runner) -> None: ...
+    @abstractmethod
+    def _delete_runner(self, runner_id: str) -> None: ...
+
+
+def _with_payload_of(found: Job, job: Job, now_ms: int) -> Job:
+    return found._replace(
+        payload_json=job.payload_json,
+        payload_hash=job.payload_hash,
+        seed=job.seed,
+        source=job.source,
+        row=job.row,
+        updated_ms=now_ms,
+    )
+
+
+def _origin(job: Job) -> str:
+    origin = {"source": job.source, "row": job.row, "batch": job.batch}
+    return codec.dumps({name: value for name, value in origin.items() if value is not None})
+
+
+def _ended(job: Job, fence: int, now_ms: int, word: str, error_json: str | None) -> Attempt:
+    return Attempt(
+        job.number,
+        fence,
+        job.attempt,
+        job.account or "",
+        job.owner or "",
+        job.started_ms or now_ms,
+        now_ms,
+        word,
+        None if error_json is None else redact(error_json),
+    )
+
+
+def _tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
+    """What these jobs add to the counters: one by batch and status, one by account and end."""
+    tally: Counter[tuple[str, str, str]] = Counter(
+        [("batch", job.batch or "", job.status) for job in jobs]
+    )
+    tally.update(
+        ("account", job.account, job.status)
+        for job in jobs
+        if job.status in ("completed", "failed") and job.account is not None
+    )
+    return tally
+
+
+def _redacted_event(event: Event) -> Event:
+    clean = redact(event.data_json)
+    return event if clean == event.data_json else event._replace(data_json=clean)
+
+
+def _redacted(job: Job) -> Job:
+    texts = {
+        name: text
+        for name in ("result_json", "error_json", "reason", "stage")
+        if (text := getattr(job, name)) is not None
+    }
+    cleaned: dict[str, Any] = {
+        name: clean for name, text in texts.items() if (clean := redact(text)) != text
+    }
+    return job._replace(**cleaned) if cleaned else job

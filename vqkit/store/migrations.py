@@ -1,0 +1,174 @@
+"""The tables, and the steps that bring an older database up to date.
+
+Each step runs once, in a transaction of its own that also records it (sqlite-utils'
+``Migrations``). The schema reads plainly by hand: status and stage are words, times are
+UTC milliseconds, JSON is text.
+"""
+
+from __future__ import annotations
+
+from sqlite_utils import Database, Migrations
+
+__all__ = ["MIGRATIONS"]
+
+MIGRATIONS = Migrations("vqkit")
+
+JOBS = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    payload TEXT NOT NULL CHECK (json_valid(payload)),
+    payload_hash TEXT NOT NULL,
+    batch TEXT,
+    key TEXT,
+    provider TEXT,
+    pinned_account TEXT,
+    priority INTEGER NOT NULL DEFAULT 0,
+    seed INTEGER NOT NULL DEFAULT 0,
+    sample INTEGER NOT NULL DEFAULT 0,
+    source TEXT,
+    row INTEGER,
+    timeout_ms INTEGER CHECK (timeout_ms > 0),
+    max_attempts INTEGER CHECK (max_attempts > 0),
+    not_before_ms INTEGER,
+    expires_ms INTEGER,
+    status TEXT NOT NULL DEFAULT 'queued'
+        CHECK (status IN ('queued', 'running', 'in_doubt', 'completed', 'failed', 'cancelled')),
+    stage TEXT,
+    progress REAL,
+    attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    crashes INTEGER NOT NULL DEFAULT 0 CHECK (crashes >= 0),
+    fence INTEGER NOT NULL DEFAULT 0 CHECK (fence >= 0),
+    owner TEXT,
+    account TEXT,
+    handle TEXT CHECK (handle IS NULL OR json_valid(handle)),
+    result TEXT CHECK (result IS NULL OR json_valid(result)),
+    error TEXT CHECK (error IS NULL OR json_valid(error)),
+    reason TEXT,
+    created_ms INTEGER NOT NULL,
+    updated_ms INTEGER NOT NULL,
+    started_ms INTEGER,
+    finished_ms INTEGER,
+    cancel_requested INTEGER NOT NULL DEFAULT 0 CHECK (cancel_requested IN (0, 1)),
+    lane TEXT NOT NULL DEFAULT '',
+    is_open INTEGER NOT NULL DEFAULT 0,
+    CHECK (is_open = (handle IS NOT NULL)),
+    CHECK ((status IN ('completed', 'failed', 'cancelled')) = (finished_ms IS NOT NULL)),
+    CHECK ((status = 'running') = (owner IS NOT NULL)),
+    CHECK (status <> 'running' OR (account IS NOT NULL AND fence > 0))
+) STRICT
+"""
+
+OTHERS = """
+CREATE UNIQUE INDEX jobs_key ON jobs (key) WHERE key IS NOT NULL;
+CREATE INDEX jobs_waiting ON jobs (lane, is_open DESC, priority DESC, number)
+    WHERE status = 'queued' AND not_before_ms IS NULL;
+CREATE INDEX jobs_due ON jobs (not_before_ms)
+    WHERE status = 'queued' AND not_before_ms IS NOT NULL;
+CREATE INDEX jobs_expiring ON jobs (expires_ms)
+    WHERE status = 'queued' AND expires_ms IS NOT NULL;
+CREATE INDEX jobs_live ON jobs (account) WHERE status = 'running' OR is_open = 1;
+CREATE INDEX jobs_owned ON jobs (owner, cancel_requested) WHERE status = 'running';
+CREATE INDEX jobs_failed ON jobs (number) WHERE status = 'failed';
+
+CREATE TABLE attempts (
+    job INTEGER NOT NULL,
+    fence INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    account TEXT NOT NULL,
+    runner TEXT NOT NULL,
+    started_ms INTEGER NOT NULL,
+    finished_ms INTEGER,
+    outcome TEXT,
+    error TEXT,
+    late_result TEXT,
+    PRIMARY KEY (job, fence),
+    CHECK ((outcome IS NULL) = (finished_ms IS NULL))
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    type TEXT NOT NULL,
+    job INTEGER,
+    at_ms INTEGER NOT NULL,
+    level TEXT NOT NULL DEFAULT 'info',
+    fence INTEGER,
+    data TEXT NOT NULL DEFAULT '{}'
+) STRICT;
+CREATE INDEX events_job ON events (job) WHERE job IS NOT NULL;
+
+CREATE TABLE steps (
+    job INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    generation INTEGER NOT NULL DEFAULT 0,
+    state TEXT NOT NULL CHECK (state IN ('intent', 'done')),
+    key TEXT,
+    request_hash TEXT,
+    value TEXT CHECK (value IS NULL OR json_valid(value)),
+    updated_ms INTEGER NOT NULL,
+    PRIMARY KEY (job, name, generation)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE accounts (
+    name TEXT PRIMARY KEY,
+    provider TEXT NOT NULL,
+    capacity INTEGER NOT NULL CHECK (capacity > 0),
+    credential TEXT,
+    is_enabled INTEGER NOT NULL DEFAULT 1 CHECK (is_enabled IN (0, 1)),
+    parked_until_ms INTEGER,
+    parked_reason TEXT,
+    limits TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(limits))
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE runners (
+    id TEXT PRIMARY KEY,
+    pid INTEGER NOT NULL,
+    host TEXT NOT NULL,
+    boot_id TEXT NOT NULL,
+    start_ticks INTEGER NOT NULL,
+    started_ms INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    error TEXT,
+    health TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(health)),
+    updated_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE batches (
+    name TEXT PRIMARY KEY,
+    source TEXT,
+    created_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE outputs (
+    job INTEGER NOT NULL,
+    fence INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,
+    media_type TEXT NOT NULL,
+    PRIMARY KEY (job, fence, path)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE settings (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL CHECK (json_valid(value))
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE counts (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    status TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    PRIMARY KEY (kind, name, status)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+@MIGRATIONS()
+def m001_tables(db: Database) -> None:
+    """The first version of every table."""
+    # CHECK constraints and partial indexes have no spelling in sqlite-utils' create().
+    db.execute(JOBS)
+    for statement in OTHERS.split(";"):
+        if statement.strip():
+            db.execute(statement)

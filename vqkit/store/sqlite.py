@@ -1,0 +1,759 @@
+"""The queue in one SQLite file: all SQL of vqkit stands here.
+
+What keeps it safe is measured (ARCHITECTURE.md, "On the disk"): a write-ahead log with
+``synchronous=FULL``, every transaction ``BEGIN IMMEDIATE`` under the write mutex,
+checkpoints ``TRUNCATE`` inside it, and a look at the files' inodes after each commit.
+
+Rows go in and out by the batch, in one statement each: every step of a statement gives
+up the interpreter's lock, and beside a cell that computes it takes 5 ms to get it back.
+Claiming and settling a job took 7 ms in such a kernel row by row, and takes 0.1 ms so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+from .. import codec
+from ..clock import Clock, SystemClock
+from ..errors import (
+    NewerDatabase,
+    NotAQueue,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreLost,
+    StoreReadOnly,
+)
+from ..job import JOB_FIELDS, Account, Attempt, Event, Job, Output
+from ..policy import Candidate
+from .base import JobFilter, Runner, Store
+from .files import Ballast, WriteMutex, companion, free_bytes, process_note
+
+__all__ = ["HOT_STATEMENTS", "SqliteStore"]
+
+log = logging.getLogger("vqkit.store")
+
+APPLICATION_ID = 0x76716B74  # "vqkt"
+BUSY_TIMEOUT_S = 30.0
+CHECKPOINT_BYTES = 16 * 1024 * 1024
+RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is taken on
+PAGE = 500
+BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
+KNOWN_MIGRATIONS = ("m001_tables",)
+
+
+def _columns(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.removesuffix("_json") for name in names)
+
+
+JOB_COLUMNS = _columns(JOB_FIELDS)
+_FIXED = {
+    *("number", "id", "payload_json", "payload_hash", "batch", "key", "provider"),
+    *("pinned_account", "priority", "seed", "sample", "source", "row", "timeout_ms"),
+    *("max_attempts", "created_ms"),
+}
+_MUTABLE = tuple(i for i, name in enumerate(JOB_FIELDS) if name not in _FIXED)
+_number = attrgetter("number")
+
+_FROM_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
+_IN_NUMBERS = "number IN (SELECT value FROM json_each(?))"
+_WAITING = (
+    "SELECT 1 - is_open AS not_open, -priority AS minus_priority, number FROM jobs"
+    " WHERE status = 'queued' AND not_before_ms IS NULL AND lane = ?"
+    " ORDER BY is_open DESC, priority DESC, number LIMIT ?"
+)
+_PROMOTE = (
+    "UPDATE jobs SET not_before_ms = NULL WHERE number IN (SELECT number FROM jobs"
+    " WHERE status = 'queued' AND not_before_ms IS NOT NULL AND not_before_ms <= ?"
+    " ORDER BY not_before_ms LIMIT 2000)"
+)
+_EXPIRED = (
+    f"{_FROM_JOBS} WHERE status = 'queued' AND expires_ms IS NOT NULL AND expires_ms <= ?"
+    " ORDER BY expires_ms LIMIT ?"
+)
+_NEXT_DUE = (
+    "SELECT min(not_before_ms) FROM jobs WHERE status = 'queued' AND not_before_ms IS NOT NULL"
+)
+_NEXT_EXPIRY = "SELECT min(expires_ms) FROM jobs WHERE status = 'queued' AND expires_ms IS NOT NULL"
+_LIVE = (
+    "SELECT account, count(*) FROM jobs WHERE status = 'running' OR is_open = 1 GROUP BY account"
+)
+_CANCELS = (
+    "SELECT number, fence FROM jobs WHERE status = 'running' AND owner = ? AND cancel_requested = 1"
+)
+
+# What runs at every turn, with the index it must use; tests hold their query plans to it.
+HOT_STATEMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "jobs_waiting": (_WAITING, ("", 10)),
+    "jobs_due": (_NEXT_DUE, ()),
+    "jobs_expiring": (_EXPIRED, (0, 10)),
+    "jobs_live": (_LIVE, ()),
+    "jobs_owned": (_CANCELS, ("",)),
+}
+
+
+class SqliteStore(Store):
+    """A queue's database file, on one connection that belongs to the opening thread.
+
+    With `readonly` nothing is created and nothing can be written. Raises NotAQueue,
+    NewerDatabase, StoreReadOnly or StoreBusy, and leaves the file as it was.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        readonly: bool = False,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.clock = clock or SystemClock()
+        self.is_readonly = readonly
+        self._busy_timeout_s = busy_timeout_s
+        self._is_closed = False
+        self.reopened: str | None = None
+        if readonly:
+            self._conn = self._connect()
+            return
+        self._make_folder()
+        self.folder = companion(self.path)
+        self.mutex = WriteMutex(self.folder / "write.lock")
+        self.ballast = Ballast(self.folder / "ballast")
+        self.mutex.acquire()
+        try:
+            self._conn = self._connect()
+            self._prepare()
+        except BaseException:
+            if hasattr(self, "_conn"):
+                self._conn.close()
+            self.mutex.release()
+            self.mutex.close()
+            raise
+        self.mutex.release()
+        self.ballast.take()
+
+    # -- opening and closing -------------------------------------------------------------
+
+    def _make_folder(self) -> None:
+        if self.path.is_dir():
+            raise NotAQueue(f"{self.path} is a folder; name a file in it, such as queue.db")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreReadOnly(
+                f"the folder {self.path.parent} cannot be made: {error.strerror}",
+                path=str(self.path),
+            ) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            conn = sqlite3.connect(
+                self.path.as_uri() + ("?mode=ro" if self.is_readonly else ""),
+                uri=True,
+                isolation_level=None,
+                timeout=self._busy_timeout_s,
+                cached_statements=512,
+            )
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+        try:
+            if self.is_readonly:
+                conn.execute("PRAGMA query_only = 1")
+                conn.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            else:
+                self._refuse_strangers(conn)
+                if conn.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+                    raise StoreError(f"{self.path}: SQLite cannot keep a write-ahead log there.")
+                conn.execute("PRAGMA synchronous = FULL")
+                conn.execute("PRAGMA wal_autocheckpoint = 0")
+                conn.execute("PRAGMA journal_size_limit = 0")
+                if sys.platform == "darwin":
+                    conn.execute("PRAGMA fullfsync = 1")
+                    conn.execute("PRAGMA checkpoint_fullfsync = 1")
+            conn.execute("PRAGMA cache_size = -16000")
+        except sqlite3.Error as error:
+            conn.close()
+            raise _translated(error, self.path) from error
+        except StoreError:
+            conn.close()
+            raise
+        return conn
+
+    def _refuse_strangers(self, conn: sqlite3.Connection) -> None:
+        """Reads before anything is written: a file that is not ours stays as it was."""
+        tables = {row[0] for row in conn.execute("SELECT name FROM sqlite_master")}
+        if not tables:
+            return
+        marked = conn.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+        if not marked or "_sqlite_migrations" not in tables:
+            some = ", ".join(sorted(tables)[:3])
+            raise NotAQueue(
+                f"{self.path} is an SQLite database of something else (tables: {some});"
+                " give the queue a file of its own.",
+                path=str(self.path),
+            )
+        applied = self._applied_migrations(conn)
+        if newer := [name for name in applied if name not in KNOWN_MIGRATIONS]:
+            raise NewerDatabase(
+                f"{self.path} was written by a newer vqkit (it has {newer[-1]});"
+                " update vqkit: pip install -U vqkit",
+                path=str(self.path),
+            )
+
+    @staticmethod
+    def _applied_migrations(conn: sqlite3.Connection) -> list[str]:
+        found = conn.execute("SELECT name FROM _sqlite_migrations WHERE migration_set = 'vqkit'")
+        return [row[0] for row in found]
+
+    def _prepare(self) -> None:
+        """Brings the schema up to date and notes which files were opened."""
+        try:
+            tables = {row[0] for row in self._conn.execute("SELECT name FROM sqlite_master")}
+            have = self._applied_migrations(self._conn) if "_sqlite_migrations" in tables else []
+            if set(have) != set(KNOWN_MIGRATIONS):
+                # Loaded only here: an existing queue opens without it.
+                from sqlite_utils import Database
+
+                from .migrations import MIGRATIONS
+
+                self._conn.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                MIGRATIONS.apply(Database(self._conn, recursive_triggers=False))
+            # The log file exists from the first write on; its inode is watched.
+            self._conn.execute("BEGIN IMMEDIATE")
+            self._conn.execute("PRAGMA user_version = 1")
+            self._conn.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+        self._wal = str(self.path) + "-wal"
+        self._inodes = self._look()
+
+    def _look(self) -> tuple[int, int]:
+        """The inodes of database and log, 0 for one that is gone."""
+        found = []
+        for path in (str(self.path), self._wal):
+            try:
+                found.append(os.stat(path).st_ino)
+            except FileNotFoundError:
+                found.append(0)
+        return found[0], found[1]
+
+    def is_same_file(self) -> bool:
+        """True while the path still leads to the file that was opened."""
+        return not self._is_closed and self._look()[0] == self._inodes[0]
+
+    def _reopen(self, why: str) -> None:
+        self._conn.close()
+        self._conn = self._connect()
+        self._prepare()
+        self.reopened = why
+        log.warning("the database was reopened: %s", why)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.is_readonly:
+            self._conn.close()
+            return
+        self.mutex.acquire()
+        try:
+            if self._look() == self._inodes:
+                self._checkpoint()
+            self._conn.close()
+        finally:
+            self.mutex.release()
+            self.mutex.close()
+
+    def abandon(self) -> sqlite3.Connection:
+        self._is_closed = True
+        if not self.is_readonly:
+            self.mutex.close()
+        return self._conn
+
+    # -- transactions --------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        if self._is_closed:
+            raise StoreLost("this queue is closed; open it again with Queue(path)")
+        self.mutex.acquire()
+        try:
+            self._begin()
+            try:
+                yield
+            except BaseException as error:
+                if self._conn.in_transaction:
+                    self._conn.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise _translated(error, self.path) from error
+                raise
+            self._commit()
+            self._after_commit()
+        finally:
+            self.mutex.release()
+
+    def _begin(self) -> None:
+        if self._conn.in_transaction:  # left by a failure in between; nothing of it is ours
+            self._conn.execute("ROLLBACK")
+        try:
+            self._conn.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+
+    def _commit(self) -> None:
+        """Commits. After an error nobody knows whether it did: reopen and let the caller look."""
+        try:
+            self._conn.execute("COMMIT")
+        except sqlite3.Error as error:
+            wrong = _translated(error, self.path, is_unknown=True)
+            self._reopen(f"a commit failed ({error})")
+            raise wrong from error
+
+    def _after_commit(self) -> None:
+        seen = self._look()
+        if seen != self._inodes:
+            self._mend(seen)
+        elif os.stat(self._wal).st_size > CHECKPOINT_BYTES:
+            self._checkpoint()
+
+    def _mend(self, seen: tuple[int, int]) -> None:
+        """Something deleted or replaced our files. Save what only our connection still sees."""
+        if seen[0] != self._inodes[0]:
+            raise StoreLost(
+                f"{self.path} was {'replaced' if seen[0] else 'moved or deleted'} while the queue"
+                " was open. Put it back, or open the new one with Queue(path) in a new kernel.",
+                path=str(self.path),
+            )
+        self._checkpoint()
+        self._reopen("its log file was deleted by another program; nothing was lost")
+
+    def _checkpoint(self) -> bool:
+        """Moves the log into the database. Inside the mutex, never passive, never waiting."""
+        self._conn.execute("PRAGMA busy_timeout = 0")
+        try:
+            busy = self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            log.info("no checkpoint this time: %s", error)
+            return False
+        finally:
+            self._conn.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+        return not busy
+
+    def has_room(self) -> bool:
+        if free_bytes(self.folder) < RESERVE_BYTES:
+            return False
+        self.ballast.take()
+        return True
+
+    def make_room(self) -> bool:
+        return self.ballast.give_up()
+
+    def log_bytes(self) -> int:
+        """Size of the write-ahead log; a long reader makes it grow."""
+        try:
+            return os.stat(str(self.path) + "-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    def holder_note(self) -> str:
+        """Who holds the write mutex, as a person finds it."""
+        pid = self.mutex.holder()
+        return "another process" if pid is None else process_note(pid)
+
+    def changes_elsewhere(self) -> int:
+        return int(self._conn.execute("PRAGMA data_version").fetchone()[0])
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """One consistent view over several reads, on a read-only connection."""
+        self._conn.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self._conn.in_transaction:
+                self._conn.execute("ROLLBACK")
+
+    def backup(self, path: str) -> None:
+        with sqlite3.connect(path) as target:
+            self._conn.backup(target, pages=1000, sleep=0.01)
+        target.close()
+
+    def query(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of an ad-hoc read."""
+        return self._conn.execute(sql, params).fetchall()
+
+    def _rows(self, columns: Sequence[str], sql: str, params: Sequence[Any]) -> list[list[Any]]:
+        """All rows of a query as one JSON text, in one step; their order is not kept."""
+        whole = f"SELECT json_group_array(json_array({', '.join(columns)})) FROM ({sql})"
+        rows: list[list[Any]] = json.loads(self._conn.execute(whole, params).fetchall()[0][0])
+        return rows
+
+    def _bulk(self, head: str, rows: Sequence[Sequence[Any]], tail: str = "") -> int:
+        """Runs ``head VALUES (…), (…) tail`` over all rows, many at a time. Rows touched."""
+        touched = start = 0
+        for size in BULK_SIZES:
+            while len(rows) - start >= size:
+                part = rows[start : start + size]
+                one = f"({', '.join('?' * len(part[0]))})"
+                sql = f"{head}VALUES {', '.join([one] * size)}{tail}"
+                touched += self._conn.execute(sql, [v for row in part for v in row]).rowcount
+                start += size
+        return touched
+
+    # -- jobs ----------------------------------------------------------------------------
+
+    def jobs(self, chosen: JobFilter) -> list[Job]:
+        if chosen.newest:
+            return self._newest(chosen)
+        found: list[Job] = []
+        for page in self.iter_jobs(chosen):
+            found += page
+        return found
+
+    def iter_jobs(self, chosen: JobFilter) -> Iterator[list[Job]]:
+        after, left = chosen.after, chosen.limit
+        while left is None or left > 0:
+            limit = PAGE if left is None else min(PAGE, left)
+            where, params = _where(replace(chosen, after=after))
+            page = self._jobs(f"{_FROM_JOBS} WHERE {where} ORDER BY number LIMIT ?", params, limit)
+            if page:
+                yield page
+            if len(page) < limit:
+                return
+            after = page[-1].number
+            left = None if left is None else left - len(page)
+
+    def _newest(self, chosen: JobFilter) -> list[Job]:
+        where, params = _where(chosen)
+        limit = PAGE if chosen.limit is None else chosen.limit
+        sql = f"{_FROM_JOBS} WHERE {where} ORDER BY number DESC LIMIT ?"
+        return self._jobs(sql, params, limit)[::-1]
+
+    def _jobs(self, sql: str, params: Sequence[Any], *more: Any) -> list[Job]:
+        """The jobs a query gives, in the order they were put."""
+        found = [Job._make(row) for row in self._rows(JOB_COLUMNS, sql, (*params, *more))]
+        return sorted(found, key=_number)
+
+    def _jobs_by_key(self, keys: Sequence[str]) -> list[Job]:
+        sql = f"{_FROM_JOBS} WHERE key IN (SELECT value FROM json_each(?))"
+        return self._jobs(sql, (codec.dumps(list(keys)),))
+
+    def _jobs_by_number(self, numbers: set[int]) -> dict[int, Job]:
+        if not numbers:
+            return {}
+        wanted = "[" + ",".join(map(str, numbers)) + "]"
+        return {j.number: j for j in self._jobs(f"{_FROM_JOBS} WHERE {_IN_NUMBERS}", (wanted,))}
+
+    def _insert_jobs(self, jobs: Sequence[Job]) -> list[Job]:
+        if not jobs:
+            return []
+        # The write lock is ours: the next numbers are too.
+        sql = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'jobs'"
+        first = self._conn.execute(sql).fetchone()[0] + 1
+        inserted = [job._replace(number=first + i) for i, job in enumerate(jobs)]
+        head = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}, lane, is_open) "
+        self._bulk(head, [(*job, job.lane, job.is_open) for job in inserted])
+        names = {(j.batch, j.source, j.created_ms) for j in jobs if j.batch is not None}
+        self._bulk("INSERT OR IGNORE INTO batches ", sorted(names, key=str))
+        return inserted
+
+    def _update_jobs(self, pairs: Sequence[tuple[Job, Job]]) -> None:
+        changed = [i for i in _MUTABLE if any(before[i] is not after[i] for before, after in pairs)]
+        pick = itemgetter(*changed)
+        rows = [
+            (*pick(after), after.lane, after.is_open, before.number, before.fence, before.status)
+            for before, after in pairs
+        ]
+        columns = [*(JOB_COLUMNS[i] for i in changed), "lane", "is_open"]
+        sets = ", ".join(f"{column} = v.column{i}" for i, column in enumerate(columns, 1))
+        n = len(columns)
+        tail = (
+            f") AS v WHERE jobs.number = v.column{n + 1} AND jobs.fence = v.column{n + 2}"
+            f" AND jobs.status = v.column{n + 3}"
+        )
+        touched = self._bulk(f"UPDATE jobs SET {sets} FROM (", rows, tail)
+        if touched != len(rows):
+            raise StoreError(
+                f"{len(rows)} jobs were to change and {touched} did: something else than vqkit"
+                " writes to this database. Nothing was changed; run vqkit doctor."
+            )
+
+    def _write_payloads(self, jobs: Sequence[Job]) -> None:
+        self._conn.executemany(
+            "UPDATE jobs SET payload = ?, payload_hash = ?, seed = ?, source = ?, row = ?,"
+            " updated_ms = ? WHERE number = ?",
+            [
+                (j.payload_json, j.payload_hash, j.seed, j.source, j.row, j.updated_ms, j.number)
+                for j in jobs
+            ],
+        )
+
+    def _delete_jobs(self, numbers: Sequence[int]) -> None:
+        gone = codec.dumps(list(numbers))
+        for child in ("attempts", "events", "outputs", "steps"):
+            sql = f"DELETE FROM {child} WHERE job IN (SELECT value FROM json_each(?))"
+            self._conn.execute(sql, (gone,))
+        self._conn.execute(f"DELETE FROM jobs WHERE {_IN_NUMBERS}", (gone,))
+
+    def _finished_before(self, at_ms: int, statuses: Sequence[str], limit: int) -> list[Job]:
+        sql = (
+            f"{_FROM_JOBS} WHERE finished_ms < ? AND status IN (SELECT value FROM json_each(?))"
+            " ORDER BY number LIMIT ?"
+        )
+        return self._jobs(sql, (at_ms, codec.dumps(list(statuses)), limit))
+
+    def _waiting(self, lane: str, limit: int) -> list[Candidate]:
+        rows = self._rows(Candidate._fields, _WAITING, (lane, limit))
+        return sorted(Candidate._make(row) for row in rows)
+
+    def _promote_due(self, now_ms: int) -> None:
+        # A time that has come is erased, so that one index holds all that may run now, in
+        # claim order, and those that must still wait cost nothing.
+        due = self._conn.execute(_NEXT_DUE).fetchone()[0]
+        if due is not None and due <= now_ms:
+            self._conn.execute(_PROMOTE, (now_ms,))
+
+    def _expired(self, now_ms: int, limit: int) -> list[Job]:
+        return self._jobs(_EXPIRED, (now_ms, limit))
+
+    def _next_due_ms(self) -> int | None:
+        due = self._conn.execute(_NEXT_DUE).fetchone()[0]
+        expiry = self._conn.execute(_NEXT_EXPIRY).fetchone()[0]
+        return min((at for at in (due, expiry) if at is not None), default=None)
+
+    def _wanted_cancels(self, owner: str) -> list[tuple[int, int]]:
+        return self._conn.execute(_CANCELS, (owner,)).fetchall()
+
+    def live_counts(self) -> dict[str, int]:
+        return dict(self._conn.execute(_LIVE).fetchall())
+
+    # -- attempts, events, outputs ---------------------------------------------------------
+
+    def _insert_attempts(self, attempts: Sequence[Attempt]) -> None:
+        self._bulk(
+            "INSERT INTO attempts (job, fence, attempt, account, runner, started_ms) ",
+            [attempt[:6] for attempt in attempts],
+        )
+
+    def _end_attempts(self, attempts: Sequence[Attempt]) -> None:
+        self._bulk(
+            "UPDATE attempts SET finished_ms = v.column1, outcome = v.column2,"
+            " error = v.column3 FROM (",
+            [(a.finished_ms, a.outcome, a.error_json, a.job, a.fence) for a in attempts],
+            ") AS v WHERE attempts.job = v.column4 AND attempts.fence = v.column5",
+        )
+
+    def _has_ended(self, job: int, fence: int) -> bool:
+        sql = "SELECT outcome FROM attempts WHERE job = ? AND fence = ?"
+        found = self._conn.execute(sql, (job, fence)).fetchone()
+        return found is not None and found[0] is not None and found[0] != "reclaimed"
+
+    def _late_result(
+        self, job: int, fence: int, now_ms: int, outcome: str, result_json: str | None
+    ) -> None:
+        self._conn.execute(
+            "UPDATE attempts SET late_result = ?, outcome = coalesce(outcome, ?),"
+            " finished_ms = coalesce(finished_ms, ?) WHERE job = ? AND fence = ?",
+            (result_json, outcome, now_ms, job, fence),
+        )
+
+    def attempts(self, job: int | None = None) -> list[Attempt]:
+        sql = "SELECT job, fence, attempt, account, runner, started_ms, finished_ms, outcome,"
+        sql += " error, late_result FROM attempts"
+        if job is None:
+            found = self._conn.execute(f"{sql} ORDER BY started_ms, job, fence")
+        else:
+            found = self._conn.execute(f"{sql} WHERE job = ? ORDER BY fence", (job,))
+        return [Attempt(*row) for row in found.fetchall()]
+
+    def _insert_events(self, events: Sequence[Event]) -> None:
+        self._bulk(
+            "INSERT INTO events (type, job, at_ms, level, fence, data) ",
+            [event[:6] for event in events],
+        )
+
+    def events(
+        self, after: int = 0, job: int | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[Event]:
+        sql = "SELECT type, job, at_ms, level, fence, data, id FROM events WHERE id > ?"
+        sql += "" if job is None else " AND job = ?"
+        sql += f" ORDER BY id {'DESC' if newest else 'ASC'} LIMIT ?"
+        params = (after, limit) if job is None else (after, job, limit)
+        found = [Event(*row) for row in self._conn.execute(sql, params).fetchall()]
+        return found[::-1] if newest else found
+
+    def _insert_outputs(self, outputs: Sequence[Output]) -> None:
+        self._bulk("INSERT OR REPLACE INTO outputs ", outputs)
+
+    def outputs(self, job: int | None = None) -> list[Output]:
+        sql = "SELECT job, fence, path, size, sha256, media_type FROM outputs"
+        if job is None:
+            found = self._conn.execute(f"{sql} ORDER BY job, fence, path")
+        else:
+            found = self._conn.execute(f"{sql} WHERE job = ? ORDER BY fence, path", (job,))
+        return [Output(*row) for row in found.fetchall()]
+
+    # -- counters, accounts, settings, runners ----------------------------------------------
+
+    def _count(self, delta: Mapping[tuple[str, str, str], int]) -> None:
+        self._bulk(
+            "INSERT INTO counts ",
+            [(*name, n) for name, n in delta.items()],
+            " ON CONFLICT (kind, name, status) DO UPDATE SET n = n + excluded.n",
+        )
+
+    def _kept_counts(self) -> dict[tuple[str, str, str], int]:
+        found = self._conn.execute("SELECT kind, name, status, n FROM counts WHERE n <> 0")
+        return {(kind, name, status): n for kind, name, status, n in found.fetchall()}
+
+    def _true_counts(self) -> dict[tuple[str, str, str], int]:
+        found = self._conn.execute(
+            "SELECT 'batch', coalesce(batch, ''), status, count(*) FROM jobs GROUP BY 2, 3"
+            " UNION ALL SELECT 'account', account, status, count(*) FROM jobs"
+            " WHERE account IS NOT NULL AND status IN ('completed', 'failed') GROUP BY 2, 3"
+        )
+        return {(kind, name, status): n for kind, name, status, n in found.fetchall()}
+
+    def accounts(self) -> list[Account]:
+        found = self._conn.execute(
+            "SELECT name, provider, capacity, credential, is_enabled, parked_until_ms,"
+            " parked_reason, limits FROM accounts ORDER BY name"
+        )
+        return [
+            Account(name, provider, capacity, credential, bool(enabled), *rest)
+            for name, provider, capacity, credential, enabled, *rest in found.fetchall()
+        ]
+
+    def _write_account(self, a: Account) -> None:
+        self._conn.execute(
+            "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(a.name, a.provider, a.capacity, a.credential, int(a.is_enabled)),
+                *(a.parked_until_ms, a.parked_reason, a.limits_json),
+            ),
+        )
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        found = self._conn.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return default if found is None else codec.loads(found[0])
+
+    def _write_setting(self, name: str, value: Any) -> None:
+        self._conn.execute(
+            "INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, codec.dumps(value, name))
+        )
+
+    def owners(self) -> set[str]:
+        sql = "SELECT DISTINCT owner FROM jobs WHERE status = 'running'"
+        return {row[0] for row in self._conn.execute(sql).fetchall()}
+
+    def has_work_for(self, lanes: Sequence[str]) -> bool:
+        sql = (
+            "SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND not_before_ms IS NULL"
+            " AND lane IN (SELECT value FROM json_each(?1)))"
+            " OR EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND not_before_ms IS NOT NULL"
+            " AND lane IN (SELECT value FROM json_each(?1)))"
+        )
+        return bool(self._conn.execute(sql, (codec.dumps(list(lanes)),)).fetchone()[0])
+
+    def waiting_lanes(self) -> list[str]:
+        # Hops from lane to lane along the index: as cheap with a million jobs as with ten.
+        found = self._conn.execute(
+            "WITH RECURSIVE lanes (lane) AS ("
+            " SELECT min(lane) FROM jobs WHERE status = 'queued' AND not_before_ms IS NULL"
+            " UNION ALL SELECT (SELECT min(lane) FROM jobs WHERE status = 'queued'"
+            " AND not_before_ms IS NULL AND lane > lanes.lane) FROM lanes"
+            " WHERE lane IS NOT NULL) SELECT lane FROM lanes WHERE lane IS NOT NULL"
+        )
+        return [row[0] for row in found.fetchall()]
+
+    def runners(self) -> list[Runner]:
+        found = self._conn.execute(
+            "SELECT id, pid, host, boot_id, start_ticks, started_ms, state, error, health,"
+            " updated_ms FROM runners ORDER BY started_ms, id"
+        )
+        return [Runner(*row) for row in found.fetchall()]
+
+    def _write_runner(self, r: Runner) -> None:
+        self._conn.execute(
+            "INSERT OR REPLACE INTO runners VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(r.id, r.pid, r.host, r.boot_id, r.start_ticks, r.started_ms),
+                *(r.state, r.error, r.health_json, r.updated_ms),
+            ),
+        )
+
+    def _delete_runner(self, runner_id: str) -> None:
+        self._conn.execute("DELETE FROM runners WHERE id = ?", (runner_id,))
+
+
+def _where(chosen: JobFilter) -> tuple[str, list[Any]]:
+    terms: list[str] = ["number > ?"]
+    params: list[Any] = [chosen.after]
+    if len(chosen.status) == 1:
+        terms.append(f"status = '{chosen.status[0]}'")  # a literal, or no partial index serves it
+    elif chosen.status:
+        terms.append("status IN (SELECT value FROM json_each(?))")
+        params.append(codec.dumps(list(chosen.status)))
+    for name in ("batch", "account", "owner"):
+        if (value := getattr(chosen, name)) is not None:
+            terms.append(f"{name} = ?")
+            params.append(value)
+    if chosen.numbers is not None:
+        terms.append(_IN_NUMBERS)
+        params.append(codec.dumps(list(chosen.numbers)))
+    if chosen.ids is not None:
+        terms.append("id IN (SELECT value FROM json_each(?))")
+        params.append(codec.dumps(list(chosen.ids)))
+    return " AND ".join(terms), params
+
+
+def _translated(error: sqlite3.Error, path: Path, *, is_unknown: bool = False) -> StoreError:
+    """SQLite's error as ours: what was found, and what to do. `is_unknown` marks a lost commit."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    facts = {"path": str(path), "is_unknown": is_unknown}
+    match code:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusy(
+                f"{path} is held by another program that is not vqkit (a viewer in the middle of"
+                " a write, a backup tool). Close it and try again; nothing was changed.",
+                **facts,
+            )
+        case sqlite3.SQLITE_FULL:
+            return StoreFull(
+                f"the disk that holds {path} is full; make room. What was committed is safe.",
+                **facts,
+            )
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return StoreReadOnly(
+                f"{path} cannot be written ({error}). vqkit needs write permission on the file"
+                " and its folder; copy it into a folder of your own.",
+                **facts,
+            )
+        case sqlite3.SQLITE_NOTADB:
+            return NotAQueue(
+                f"{path} is not a database (or it is encrypted); it was left untouched."
+                " Give the queue another file name.",
+                **facts,
+            )
+        case sqlite3.SQLITE_CORRUPT:
+            return StoreError(
+                f"{path} is damaged ({error}). Keep it, and get the rows back with:"
+                f" sqlite3 {path.name} .recover",
+                **facts,
+            )
+        case sqlite3.SQLITE_IOERR:
+            return StoreFull(
+                f"{path} could not be written ({error}); the disk may be full or failing.", **facts
+            )
+    return StoreError(f"{path}: {error}", **facts)
