@@ -11,7 +11,7 @@ import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,7 @@ def test_rows_that_are_no_dicts_are_problems_and_the_rest_goes_on() -> None:
         (Decimal("4"), 4),
         (datetime(2026, 5, 1), "2026-05-01"),
         (datetime(2026, 5, 1, 9, 30), "2026-05-01T09:30:00"),
+        (datetime(2026, 5, 1, tzinfo=UTC), "2026-05-01T00:00:00+00:00"),
         (date(2026, 5, 1), "2026-05-01"),
         (time(9, 30), "09:30:00"),
         (timedelta(minutes=90), "1:30:00"),
@@ -496,6 +497,7 @@ def test_data_under_a_blank_header_far_down_is_a_problem_of_its_row(sheet: Sheet
 
 def test_a_blank_header_over_blank_cells_is_nothing(sheet: Sheet) -> None:
     path = sheet([["prompt", None, "note", None], ["a", None, "n", " "]])
+    assert read(path).columns == ("prompt", "note")
     assert one(path).payload == {"prompt": "a", "note": "n"}
 
 
@@ -808,6 +810,13 @@ def test_what_openpyxl_would_not_show_is_seen(sheet_xml: Callable[[str], Path]) 
     assert "cell B4 holds a formula without a stored value" in found[4]
     assert "cell B5 holds the error #DIV/0!" in found[5]
     assert "cell B11 holds '99', which cannot be read" in found[11]
+
+
+def test_a_row_number_no_sheet_has_is_damage(sheet_xml: Callable[[str], Path]) -> None:
+    rows = '<row r="1"><c t="str"><v>prompt</v></c></row><row r="{}"><c><v>1</v></c></row>'
+    for number in ("1048577", "1e999", "x"):
+        with pytest.raises(SheetError, match="is damaged after row 1 "):
+            read(sheet_xml(f"<sheetData>{rows.format(number)}</sheetData>"))
 
 
 def test_a_date_before_excel_is_a_problem(workbook: Book) -> None:

@@ -9,10 +9,16 @@ Start reading at `vqkit.job`, then `lifecycle`, `policy`, `store.base`, `attempt
 `queue`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .errors import GiveUp, JobCancelled, Snooze, VqkitError
-from .nesting import allow_nested
-from .queue import Queue
 from .retry import Retry
+
+if TYPE_CHECKING:
+    from .nesting import allow_nested
+    from .queue import Queue
 
 __all__ = [
     "GiveUp",
@@ -26,3 +32,18 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Loaded when first asked for, so that a module that only raises GiveUp stays light.
+_LATER = {"Queue": "queue", "allow_nested": "nesting"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'vqkit' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_LATER[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

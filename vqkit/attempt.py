@@ -133,6 +133,8 @@ def plain_result(value: Any, made: list[Made]) -> tuple[Any, list[Made], str | N
     Every path in it that exists becomes an output. A value JSON cannot carry is kept as
     its repr, with a warning: what was made and paid for is not thrown away for its form.
     """
+    if value is None:
+        return None, made, None
     files = {file.path: file for file in made}
 
     def walk(item: Any) -> Any:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from . import codec
@@ -119,6 +120,12 @@ def _event(kind: str, job: Job, now_ms: int, level: str = "info", /, **data: Any
     return Event(kind, job.number, now_ms, level, job.fence, data_json)
 
 
+@lru_cache(256)
+def _quoted(account: str) -> str:
+    """A JSON string, made once an account: the two events every job has are its hot path."""
+    return codec.encode(account)
+
+
 def _kept_account(job: Job) -> str | None:
     """A job whose render is open at a provider stays with that account; any other is free."""
     return job.account if job.handle_json is not None else None
@@ -156,7 +163,9 @@ def _claim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
         updated_ms=now_ms,
         reason=None,
     )
-    return after, _event(kind, after, now_ms, account=after.account, attempt=after.attempt)
+    account = _quoted(change["account"])
+    data_json = f'{{"account":{account},"attempt":{after.attempt}}}'
+    return after, Event(kind, after.number, now_ms, "info", after.fence, data_json)
 
 
 def _stage(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event | None]:
@@ -184,8 +193,9 @@ def _complete(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple
         reason=None,
         **_OFF_WORK,
     )
-    seconds = round((now_ms - (job.started_ms or now_ms)) / 1000, 3)
-    return after, _event(kind, after, now_ms, seconds=seconds, account=job.account)
+    seconds = (now_ms - (job.started_ms or now_ms)) / 1000
+    data_json = f'{{"seconds":{seconds:.3f},"account":{_quoted(job.account or "")}}}'
+    return after, Event(kind, after.number, now_ms, "info", after.fence, data_json)
 
 
 def _retry(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from importlib import metadata
 
 from .errors import UsageError
 
@@ -56,6 +55,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 def _is_old() -> bool:
     """An ipykernel and a Python that nest-asyncio 1.6 is safe on."""
+    from importlib import metadata
+
     try:
         major = int(metadata.version("ipykernel").split(".")[0])
     except (metadata.PackageNotFoundError, ValueError):

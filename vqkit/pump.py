@@ -54,6 +54,7 @@ POLL_S = 0.5  # how soon a change by another process is noticed
 REAP_S = 5.0  # how soon the jobs of a process that died are taken over
 NOTES_S = 0.2  # how long stages and log lines may wait for company in a transaction
 TROUBLE_S = (0.2, 10.0)  # first and longest wait before the database is tried again
+PRUNE_CHUNK = 500
 FULL_S = 30.0  # how long a job rests that found the disk full
 
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
@@ -344,6 +345,7 @@ class Pump:
             reap_s -= until_s
             if reap_s <= 0:
                 reap_s = REAP_S
+                await self._patiently(self._prune)
                 if await self._patiently(self._reap):
                     return
             if await self._store.acall(lambda store: store.changes_elsewhere()) != seen:
@@ -353,6 +355,13 @@ class Pump:
         """Takes over the jobs of processes that died. True if there is news."""
         others = store.owners() - {self.id}
         return bool(self._recover(store)) if others else bool(self._resters)
+
+    def _prune(self, store: Store) -> None:
+        """Drops a chunk of what is older than the queue's retention, if it has one."""
+        keep_s = store.setting("retention_s")
+        if keep_s is not None:
+            before_ms = self._clock.now_ms() - round(keep_s * 1000)
+            store.prune(before_ms, ("completed", "cancelled"), at_most=PRUNE_CHUNK)
 
     async def _tell_resters(self, resters: list[Future[None]], result: TurnResult) -> None:
         """Tells those who wait that the queue is at rest, if it is; else they wait on."""

@@ -97,7 +97,7 @@ class Table:
         self.notes = reading.notes
         known = reading.columns if reading.columns is not None else _keys(ahead)
         self._chosen = None if columns is None else _choose(columns, known, self.source)
-        self.columns = known if self._chosen is None else tuple(self._chosen.values())
+        self.columns = tuple(filter(None, known if self._chosen is None else self._chosen.values()))
         if self._chosen is None:
             _refuse_stray(ahead, self.source)
         self._header = reading.columns

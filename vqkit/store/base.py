@@ -349,20 +349,23 @@ class Store(ABC):
             self._delete_runner(owner)
         return Counter(after.status for _, after in pairs)
 
-    def prune(self, finished_before_ms: int, statuses: Sequence[str]) -> int:
+    def prune(
+        self, finished_before_ms: int, statuses: Sequence[str], *, at_most: int | None = None
+    ) -> int:
         """Deletes finished jobs and all that belongs to them, a batch at a time. Returns how many.
 
         Files stay where they are.
         """
         gone = 0
-        while True:
+        while at_most is None or gone < at_most:
             with self.transaction():
                 found = self._finished_before(finished_before_ms, statuses, DELETE_CHUNK)
                 self._delete_jobs([job.number for job in found])
                 self._count(Counter({k: -n for k, n in _tally(found).items()}))
             gone += len(found)
             if len(found) < DELETE_CHUNK:
-                return gone
+                break
+        return gone
 
     def save_account(self, account: Account) -> None:
         """Adds the account, or replaces what is known of it."""
