@@ -157,6 +157,7 @@ def test_an_endless_generator_is_read_as_it_comes() -> None:
 
 def test_an_empty_list_or_frame_has_no_jobs_and_is_no_error() -> None:
     assert jobs([]) == []
+    assert jobs(read([], columns=["prompt"])) == []
     assert jobs(pd.DataFrame({"prompt": []})) == []
 
 
@@ -553,6 +554,8 @@ def test_a_folder_is_named_with_what_it_holds(write: Write, tmp_path: Path) -> N
         ("a.json", b"[{]", "is not JSON"),
         ("a.json", b'[{"prompt": 1, "prompt": 2}]', "'prompt' stands twice"),
         ("a.json", b"[" * 100_000, "is not JSON"),
+        ("a.jsonl", b'[\n{"prompt": "a"},\n{"prompt": "b"}\n]', r"extension \.json"),
+        ("a.jsonl", b'{\n "prompt": "a"\n}', "does not hold an object a line"),
         ("a.xlsx", b"prompt,seconds\na,2\n", "is not an Excel workbook; if it is text"),
         ("a.xlsx", b"PK\x03\x04 and no more", "is cut short or damaged"),
         ("a.xlsx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600, r"old Excel file \(\.xls\)"),
@@ -815,7 +818,7 @@ def test_what_openpyxl_would_not_show_is_seen(sheet_xml: Callable[[str], Path]) 
 def test_a_row_number_no_sheet_has_is_damage(sheet_xml: Callable[[str], Path]) -> None:
     rows = '<row r="1"><c t="str"><v>prompt</v></c></row><row r="{}"><c><v>1</v></c></row>'
     for number in ("1048577", "1e999", "x"):
-        with pytest.raises(SheetError, match="is damaged after row 1 "):
+        with pytest.raises(SheetError, match="is damaged after row 1"):
             read(sheet_xml(f"<sheetData>{rows.format(number)}</sheetData>"))
 
 

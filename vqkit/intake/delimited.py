@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import SheetError
-from .files import text_encoding
+from .files import first_line, text_encoding
 from .table import Bad, Reading, grid, header
 
 __all__ = ["open_csv", "open_tsv"]
@@ -25,7 +25,7 @@ def open_csv(path: Path) -> Reading:
     A first line such as ``sep=;`` is Excel's own way to name it.
     """
     codec, words = text_encoding(path)
-    first = _first_line(path, codec)
+    first = _bare_header(path, codec)
     if told := re.fullmatch('sep=([^\\w\\s"]|\t)', first.rstrip("\r\n"), re.IGNORECASE):
         return _open(path, codec, words, told[1], skipped=1)
     return _open(path, codec, words, max(SEPARATORS, key=first.count))
@@ -34,7 +34,7 @@ def open_csv(path: Path) -> Reading:
 def open_tsv(path: Path) -> Reading:
     """The rows of a .tsv file, separated by tabs and nothing else."""
     codec, words = text_encoding(path)
-    first = _first_line(path, codec)
+    first = _bare_header(path, codec)
     if "\t" not in first and re.search("[,;|]", first):
         raise SheetError(
             f"the header of {path.name} has no tab: {first.strip()[:60]!r}; if another separator"
@@ -65,11 +65,9 @@ def _open(path: Path, codec: str, words: str, separator: str, skipped: int = 0) 
     )
 
 
-def _first_line(path: Path, codec: str) -> str:
+def _bare_header(path: Path, codec: str) -> str:
     """The header's line without what stands in quotation marks."""
-    with path.open(encoding=codec) as file:
-        first = next((line for line in file if not line.isspace()), "")
-    return re.sub(r'"[^"]*"?', "", first)
+    return re.sub(r'"[^"]*"?', "", first_line(path, codec))
 
 
 def _reader(file: Any, separator: str, has_quotes: bool) -> Any:

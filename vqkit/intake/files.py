@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import SheetError
 
-__all__ = ["ZIP", "find", "is_old_office", "text_encoding"]
+__all__ = ["ZIP", "find", "first_line", "is_old_office", "text_encoding"]
 
 ZIP = b"PK\x03\x04"
 OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -98,6 +98,12 @@ def text_encoding(path: Path) -> tuple[str, str]:
         return "utf-8", "UTF-8"
     _check(path, "cp1252", "UTF-8 or Windows-1252")
     return "cp1252", "Windows-1252, since it is not UTF-8: look whether its accents are right"
+
+
+def first_line(path: Path, codec: str) -> str:
+    """The first line that is not blank; '' where there is none."""
+    with path.open(encoding=codec) as file:
+        return next((line for line in file if not line.isspace()), "")
 
 
 def _check(path: Path, codec: str, words: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SheetError
-from .files import text_encoding
+from .files import first_line, text_encoding
 from .table import Bad, Reading, Record
 
 __all__ = ["as_record", "open_json", "open_jsonl"]
@@ -17,6 +17,14 @@ __all__ = ["as_record", "open_json", "open_jsonl"]
 def open_jsonl(path: Path) -> Reading:
     """The objects of a file with one a line. A line that is none is a problem of its own."""
     codec, words = text_encoding(path)
+    first = first_line(path, codec).strip()
+    if first == "{" or first.startswith("["):
+        # Read line by line, a value over many lines is bad but for some piece of it.
+        raise SheetError(
+            f"{path.name} does not hold an object a line: it begins with {first[:40]!r}; if it is"
+            " a list of objects, give it the extension .json",
+            path=str(path),
+        )
     return Reading(
         path.name,
         _lines(path, codec),
@@ -61,6 +69,9 @@ def _lines(path: Path, codec: str) -> Iterator[Record]:
                 continue
             try:
                 yield number, as_record(_parse(line))
+            except json.JSONDecodeError as error:
+                where = f"{error.msg} at character {error.pos + 1}"
+                yield number, Bad(f"line {number} is not a JSON object: {where}")
             except (ValueError, RecursionError) as error:
                 yield number, Bad(f"line {number} is not a JSON object: {error}")
 

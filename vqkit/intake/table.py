@@ -96,6 +96,8 @@ class Table:
         self.source = reading.source or reading.name
         self.notes = reading.notes
         known = reading.columns if reading.columns is not None else _keys(ahead)
+        if not known and not ahead:  # an empty list has no columns, and no row to miss one
+            columns = None
         self._chosen = None if columns is None else _choose(columns, known, self.source)
         self.columns = tuple(filter(None, known if self._chosen is None else self._chosen.values()))
         if self._chosen is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import SheetError
-from .files import text_encoding
+from .files import first_line, text_encoding
 from .table import Reading, Record
 
 __all__ = ["open_text"]
@@ -15,8 +15,7 @@ __all__ = ["open_text"]
 def open_text(path: Path) -> Reading:
     """The lines of a text file that are not blank, each a `prompt`."""
     codec, words = text_encoding(path)
-    with path.open(encoding=codec) as file:
-        first = next((line.strip() for line in file if not line.isspace()), "")
+    first = first_line(path, codec).strip()
     if "\t" in first:  # what Excel calls "Unicode text" is a table with the extension .txt
         raise SheetError(
             f"the first line of {path.name} has tabs in it: {first[:60]!r}; if it is the header"

@@ -1,8 +1,7 @@
 """The pictures behind the `local` provider: small animated scenes out of words and a seed.
 
 `painter` chooses a palette and a scene and returns a function from a moment of the loop
-(0 to 1, where 1 is 0 again) to a frame. Lengths are in units of the picture's height, `y`
-grows downwards, colours are floats from 0 to 1. Whatever moves, moves by whole turns a
+(0 to 1, where 1 is 0 again) to a frame. Whatever moves, moves by whole turns a
 loop, so the last frame leads into the first. Imported only by a worker that renders:
 numpy and Pillow are loaded here.
 """
@@ -12,26 +11,48 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
-__all__ = ["SCENES", "painter"]
+from .brush import (
+    COATS,
+    SWAY,
+    TAU,
+    TONES,
+    Array,
+    Canvas,
+    Frame,
+    Light,
+    Planes,
+    Stencil,
+    changing,
+    clouds,
+    creature,
+    disc,
+    dots,
+    falling,
+    gradient,
+    land,
+    layers,
+    mirrored,
+    mix,
+    oklch,
+    ridge,
+    scrolled,
+    shine,
+    sin,
+    sky,
+    smooth,
+    spot,
+    stars,
+)
 
-Array = NDArray[Any]
-Frame = Callable[[float], Array]
-Light = Literal["night", "dusk", "day"]
+__all__ = ["painter"]
+
 K = TypeVar("K", bound=str)
-Point = tuple[float, float]
-Draw = Callable[[float], list[tuple["Stencil", bool]]]
-
-TAU = math.tau
-SWAY = 0.05  # how far the nearest layer moves with the camera
-FINE = 3  # drawn shapes are made this much larger, then reduced, for smooth edges
 
 # (shadow, light) in OKLCH degrees, blended the short way round: each pair was looked at.
 HUES = [
@@ -51,10 +72,6 @@ LIGHTS: dict[Light, str] = {
     "dusk": "dusk dawn sunset sunrise evening morning twilight golden autumn",
     "day": "day noon sunny bright summer spring sunshine light",
 }
-COATS = {
-    "fox": (46, 0.66, 0.15), "cat": (68, 0.76, 0.08), "black cat": (280, 0.3, 0.03),
-    "wolf": (250, 0.52, 0.03),
-}  # fmt: skip
 WEATHER = {
     "snow": "snow snowy snowfall winter blizzard ice icy frost arctic",
     "petals": "petal petals blossom blossoms cherry spring sakura flower flowers garden",
@@ -63,10 +80,6 @@ WEATHER = {
     "embers": "ember embers spark sparks lava volcano",
     "fireflies": "firefly fireflies magic fairy enchanted meadow",
 }
-FLAKES = {  # OKLCH
-    "snow": (0.97, 0.01, 230), "petals": (0.84, 0.1, 0), "leaves": (0.68, 0.16, 55),
-    "embers": (0.78, 0.17, 60), "fireflies": (0.9, 0.16, 115),
-}  # fmt: skip
 PLACES = {
     "hills": "hill hills mountain mountains valley desert dune dunes field meadow road canyon "
     "landscape sky cloud clouds sunset sunrise dawn volcano garden cherry blossom",
@@ -93,425 +106,19 @@ HOME_HUES = {
 }
 
 
-# ------------------------------------------------------------------ colour
-
-
-def oklch(lightness: Any, chroma: Any, hue: Any) -> Array:
-    """sRGB of an OKLCH colour (hue in degrees); arrays give arrays with a last axis of 3."""
-    angle = np.radians(hue)
-    a, b = chroma * np.cos(angle), chroma * np.sin(angle)
-    lms = np.stack([
-        lightness + 0.3963377774 * a + 0.2158037573 * b,
-        lightness - 0.1055613458 * a - 0.0638541728 * b,
-        lightness - 0.0894841775 * a - 1.2914855480 * b,
-    ], axis=-1)  # fmt: skip
-    to_rgb = np.array([
-        [4.0767416621, -3.3077115913, 0.2309699292],
-        [-1.2684380046, 2.6097574011, -0.3413193965],
-        [-0.0041960863, -0.7034186147, 1.7076147010],
-    ])  # fmt: skip
-    linear = np.clip(lms**3 @ to_rgb.T, 0, 1)
-    rgb = np.where(linear < 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return np.asarray(rgb, np.float32)
-
-
-def gradient(shadow: float, light: float, chroma: float) -> Array:
-    """256 colours from near black to near white, turning from one hue to the other."""
-    v = np.linspace(0, 1, 256)
-    turn = (light - shadow + 180) % 360 - 180
-    fullness = chroma * (0.35 + 0.65 * np.sin(np.pi * np.clip(v * 0.85 + 0.08, 0, 1)) ** 1.2)
-    return oklch(0.13 + 0.83 * v, fullness, shadow + turn * v**0.9)
-
-
-# ------------------------------------------------------------------ the canvas and its tools
-
-
-def sin(turn: float) -> float:
-    """Sine of a number of turns, as Python's float: NumPy's would widen float32 arrays."""
-    return math.sin(TAU * turn)
-
-
-@dataclass(frozen=True, slots=True)
-class Canvas:
-    """What a scene gets: the grid, the chances, the colours and what the words asked for."""
-
-    x: Array  # one row
-    y: Array  # one column
-    seconds: float
-    rng: np.random.Generator
-    ramp: Array
-    accent: Array
-    light: Light
-    weather: str | None
-    creature: str | None
-
-    @property
-    def width(self) -> int:
-        """In pixels."""
-        return self.x.size
-
-    @property
-    def height(self) -> int:
-        """In pixels."""
-        return self.y.size
-
-    @property
-    def aspect(self) -> float:
-        """The picture's width in units of its height."""
-        return self.width / self.height
-
-    def tone(self, v: Any) -> Array:
-        """The palette's colour at `v`, from 0 (shadow) to 1 (light)."""
-        return np.asarray(self.ramp[np.asarray(np.clip(v, 0, 1) * 255, np.intp)])
-
-    def turns(self, hertz: float) -> int:
-        """Whole turns a loop that come nearest to `hertz`; at least one."""
-        return max(1, round(hertz * self.seconds))
-
-    def pick(self, low: float, high: float) -> float:
-        """A number by chance between the two."""
-        return float(self.rng.uniform(low, high))
-
-
-def mix(base: Array, colour: Array, cover: Any) -> Array:
-    """`colour` laid over `base` where `cover` (rows, columns) says so."""
-    return np.asarray(base + (colour - base) * np.asarray(cover)[..., None])
-
-
-def smooth(v: Array, low: float, high: float) -> Array:
-    """0 below `low`, 1 above `high`, an S between."""
-    t = np.clip((v - low) / (high - low), 0, 1)
-    return t * t * (3 - 2 * t)
-
-
-def disc(c: Canvas, x: float, y: float, r: float) -> Array:
-    """Coverage of a disc with a smooth edge."""
-    return np.clip((r - np.hypot(c.x - x, c.y - y)) * c.height + 0.5, 0, 1)
-
-
-def spot(c: Canvas, x: float, y: float, reach: float) -> tuple[tuple[slice, slice], Array]:
-    """The part of a picture within `reach` of a point, and each pixel's distance there."""
-    h, w = c.height, c.width
-    rows = slice(max(0, int((y - reach) * h)), max(0, int((y + reach) * h) + 2))
-    cols = slice(max(0, int((x - reach) * h)), min(w, max(0, int((x + reach) * h) + 2)))
-    far = np.sqrt((c.x[:, cols] - float(x)) ** 2 + (c.y[rows] - float(y)) ** 2)
-    return (rows, cols), far
-
-
-def glow(c: Canvas, picture: Array, x: float, y: float, r: float, colour: Array) -> None:
-    """Adds a soft light to `picture`, in place."""
-    where, far = spot(c, x, y, 2.4 * r)
-    picture[where] += np.exp(-((far / r) ** 2))[..., None] * colour
-
-
-def dots(c: Canvas, x: Array, y: Array, weight: Array) -> Array:
-    """Points of light as a picture of one channel; each is spread over four pixels."""
-    w, h = c.width, c.height
-    px, py = x * h - 0.5, y * h - 0.5
-    ix, iy = np.floor(px).astype(np.intp), np.floor(py).astype(np.intp)
-    fx, fy = px - ix, py - iy
-    total = np.zeros(h * w)
-    for dx, dy in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        part = (fx if dx else 1 - fx) * (fy if dy else 1 - fy) * weight
-        inside = (ix >= -dx) & (ix < w - dx) & (iy >= -dy) & (iy < h - dy)
-        cell = ((iy + dy) * w + ix + dx)[inside]
-        total += np.bincount(cell, weights=part[inside], minlength=h * w)
-    picture = total.reshape(h, w).astype(np.float32)
-    for axis in (0, 1):  # larger pictures need larger points
-        picture = np.sum([np.roll(picture, n, axis) for n in range(max(1, h // 180))], axis=0)
-    return picture
-
-
-def clouds(c: Canvas, slope: float, stretch: float = 1.0, blur: float = 0.0) -> Array:
-    """A random field, periodic both ways, mean 0 and deviation 1; steeper is smoother."""
-    fy = np.fft.fftfreq(c.height, 1 / c.height)[:, None]
-    fx = np.fft.rfftfreq(c.width, 1 / c.width)[None] / c.aspect * stretch
-    square = fy**2 + fx**2
-    shape = (square + 0.7) ** (-slope / 2) * np.exp(-square * blur**2)
-    shape[0, 0] = 0
-    spectrum = np.fft.rfft2(c.rng.standard_normal((c.height, c.width))) * shape
-    noise = np.fft.irfft2(spectrum, (c.height, c.width))
-    return np.asarray(noise / noise.std(), np.float32)
-
-
-def changing(c: Canvas, slope: float, stretch: float = 1.0, blur: float = 0.0) -> Frame:
-    """A field that changes without end: it walks a circle between random fields."""
-    rest, one, two = (clouds(c, slope, stretch, blur) for _ in range(3))
-    walk = min(0.95, 0.25 * c.seconds)  # a short clip takes a small circle, or it would rush
-    rest *= math.sqrt(1 - walk * walk)
-    return lambda t: rest + walk * sin(t + 0.25) * one + walk * sin(t) * two
-
-
-def scrolled(tile: Array, shift: float) -> Array:
-    """`tile` moved up by `shift` heights, round and round, between whole pixels too."""
-    whole, part = divmod(shift * tile.shape[0], 1)
-    one, two = np.roll(tile, -int(whole), 0), np.roll(tile, -int(whole) - 1, 0)
-    return np.asarray((1 - part) * one + part * two)
-
-
-class Stencil:
-    """Shapes drawn once, with room at both sides for the camera to move over them."""
-
-    def __init__(self, c: Canvas) -> None:
-        self.margin = int(np.ceil(SWAY * c.height)) + 2
-        size = ((c.width + 2 * self.margin) * FINE, c.height * FINE)
-        self.image = Image.new("L", size)
-        self.draw = ImageDraw.Draw(self.image)
-        self.height, self.width = c.height, c.width
-
-    def _at(self, points: Iterable[Point]) -> list[Point]:
-        scale = self.height * FINE
-        return [(x * scale + self.margin * FINE, y * scale) for x, y in points]
-
-    def shape(self, points: Iterable[Point], fill: int = 255) -> None:
-        """A filled polygon."""
-        self.draw.polygon(self._at(points), fill=fill)
-
-    def box(self, x: float, y: float, w: float, h: float, fill: int = 255) -> None:
-        """A filled rectangle, by its upper left corner and size."""
-        self.shape([(x, y), (x + w, y), (x + w, y + h), (x, y + h)], fill)
-
-    def blob(self, x: float, y: float, rx: float, ry: float) -> None:
-        """A filled ellipse."""
-        self.draw.ellipse(self._at([(x - rx, y - ry), (x + rx, y + ry)]), 255)
-
-    def seen(self) -> Frame:
-        """The coverage as the camera sees it, for a shift in heights to either side."""
-        mask = np.asarray(self.image.reduce(FINE), dtype=np.float32) / 255
-
-        def view(shift: float) -> Array:
-            whole, part = divmod(shift * self.height + self.margin, 1)
-            i, w = int(whole), self.width
-            return (1 - part) * mask[:, i : i + w] + part * mask[:, i + 1 : i + 1 + w]
-
-        return view
-
-
-def ridge(c: Canvas, base: float, rise: float, rough: float) -> Callable[[Array], Array]:
-    """A skyline `y(x)` around `base`; `rough` from 0 (dunes) to 1 (peaks)."""
-    k = np.arange(1, 6 + int(26 * rough))
-    size = k ** -(2.1 - 0.75 * rough) * c.rng.normal(1, 0.35, k.size)
-    phase = c.rng.uniform(0, TAU, k.size)
-    pitch = c.pick(1.5, 2.6)
-
-    def line(x: Array) -> Array:
-        waves = np.sin(np.multiply.outer(x, k) * pitch + phase) * size
-        total: Array = base - rise * waves.sum(axis=-1) / 1.6
-        return total
-
-    return line
-
-
-def land(c: Canvas, stencil: Stencil, line: Callable[[Array], Array]) -> None:
-    """Fills everything under the skyline, from beyond one edge to beyond the other."""
-    x = np.arange(-0.12, c.aspect + 0.12, 0.006)
-    stencil.shape([(x[0], 1.1), *zip(x, line(x), strict=True), (x[-1], 1.1)])
-
-
-# ------------------------------------------------------------------ sky, weather, creatures
-
-# top of the sky, horizon, nearest ground, farthest ground: places on the palette
-TONES: dict[Light, tuple[float, float, float, float]] = {
-    "night": (0.05, 0.46, 0.02, 0.36),
-    "dusk": (0.24, 0.86, 0.06, 0.62),
-    "day": (0.58, 0.97, 0.20, 0.80),
-}
-
-
-def shine(c: Canvas) -> Array:
-    """The colour of the sun or moon."""
-    warm = {"night": 0.0, "dusk": 0.7, "day": 0.85}[c.light]
-    return mix(c.tone(1.0), oklch(0.93, 0.09, 85), warm)
-
-
-def stars(c: Canvas, number: int, bottom: float = 1.0, dark: Point = (-9, -9)) -> Frame:
-    """Stars that twinkle, one channel; none close to `dark`, where the moon is."""
-    groups = []
-    for _ in range(3):
-        x, y = c.rng.uniform(0, c.aspect, number), c.rng.uniform(0, bottom, number) ** 1.2
-        away = np.hypot(x - dark[0], y - dark[1]) > 0.15
-        groups.append(dots(c, x, y, away * c.rng.uniform(0.15, 1.05, number) ** 2.2))
-    return lambda t: np.asarray(
-        sum(g * (0.67 + 0.33 * sin(t + i / 3)) for i, g in enumerate(groups))
-    )
-
-
-def sky(c: Canvas, horizon: float = 0.72, orb: Point | None = None) -> Frame:
-    """Gradient, sun or moon, stars that twinkle, a little cloud."""
-    top, low, *_ = TONES[c.light]
-    v = top + (low - top) * np.clip(c.y / horizon, 0, 1) ** 1.25 + 0 * c.x
-    still = c.tone(v)
-    ox, oy = orb or (c.aspect * c.pick(0.18, 0.82), c.pick(0.18, 0.4))
-    r = c.pick(0.07, 0.12)
-    bright, halo = shine(c), np.hypot(c.x - ox, c.y - oy)
-    still += (0.4 * np.exp(-halo / (2.2 * r)))[..., None] * bright * (1 - 0.5 * still)
-    face = disc(c, ox, oy, r)
-    if c.light == "night" and c.rng.random() < 0.5:  # a crescent
-        face = face * (1 - disc(c, ox + 0.5 * r, oy - 0.25 * r, 0.92 * r))
-    still = mix(still, bright, face)
-    veil = changing(c, 2.1, 3.5, 0.012)
-    cloud = c.tone(min(1.0, low + 0.12))
-    band = 0.7 * np.exp(-(((c.y - c.pick(0.3, 0.5)) / 0.2) ** 2))
-    points = stars(c, 45, horizon, (ox, oy)) if c.light == "night" else None
-
-    def at(t: float) -> Array:
-        picture = still if points is None else still + points(t)[..., None]
-        return mix(picture, cloud, smooth(veil(t), 0.1, 2.2) * band)
-
-    return at
-
-
-def falling(c: Canvas) -> Callable[[Array, float], None]:
-    """What the weather adds to a picture, in place: flakes, petals, drops, sparks, fireflies."""
-    kind = c.weather
-    if kind is None:
-        return lambda picture, t: None
-    number = {"snow": 110, "rain": 170, "fireflies": 26}.get(kind, 42)
-    depth = c.rng.uniform(0.35, 1.0, number) ** 1.4
-    x0, y0 = c.rng.uniform(0, c.aspect, number), c.rng.uniform(0, 1, number)
-    wobble, phase = c.rng.uniform(0.01, 0.05, number), c.rng.uniform(0, 1, number)
-    pace = c.seconds * (1.6 if kind == "rain" else 0.34)
-    fall = np.maximum(1, np.round(pace * (0.6 + depth)))
-    colour = c.tone(0.9) if kind == "rain" else oklch(*FLAKES[kind])
-    bright = kind in ("embers", "fireflies")
-    size = 0.010 * (0.5 + depth)
-
-    def add(picture: Array, t: float) -> None:
-        if kind == "rain":
-            steps, y = np.linspace(0, 0.07, 16), (y0 + fall * t) % 1 * 1.2 - 0.1
-            x, y = np.subtract.outer(x0, 0.15 * steps), y[:, None] + np.outer(depth, steps)
-            lit = np.repeat(depth * 0.16, steps.size)
-            picture += dots(c, x.ravel(), y.ravel(), lit)[..., None] * colour
-            return
-        swing = wobble * np.sin(TAU * (t + phase))
-        if kind == "fireflies":
-            x, y = x0 + 2 * swing, 0.45 + 0.4 * y0 + wobble * np.cos(TAU * (t + phase))
-            power = 0.9 * np.maximum(0, np.sin(TAU * (t + phase * 7))) ** 2
-        else:
-            power = (y0 + (-fall if kind == "embers" else fall) * t) % 1
-            x, y = x0 + swing, power * 1.1 - 0.05
-        for i in range(number):
-            if bright:
-                glow(c, picture, x[i], y[i], size[i], colour * power[i])
-                glow(c, picture, x[i], y[i], 4 * size[i], colour * power[i] * 0.18)
-                continue
-            where, far = spot(c, x[i], y[i], 1.6 * size[i])
-            flat = 1.0 if kind == "snow" else 0.35 + 0.65 * abs(sin(3 * t + phase[i]))
-            cover = np.clip((size[i] * flat - far) * c.height * 0.7 + 0.6, 0, 1)
-            picture[where] = mix(picture[where], colour, cover * (0.35 + 0.6 * depth[i]))
-
-    return add
-
-
-def creature(
-    c: Canvas, *, size: float = 0.42, ground: float = 0.86, perch: bool = False
-) -> Callable[[Array, float], Array]:
-    """A fox, cat or wolf that sits, sways its tail and blinks; nothing if none was named.
-
-    With `perch` it brings a mound to sit on.
-    """
-    x, name = c.aspect * c.pick(0.27, 0.73), c.creature
-    if name is None:
-        return lambda picture, t: picture
-    cat = "cat" in name
-    hue, lightness, chroma = COATS[name]
-    lightness *= {"night": 0.8, "dusk": 0.92, "day": 1.0}[c.light]
-    coat, dark = oklch(lightness, chroma, hue), oklch(0.22, 0.02, hue)
-    pale = oklch(lightness + 0.1, chroma / 2, hue) if cat else oklch(lightness + 0.25, 0.025, hue)
-    eye = oklch(0.88, 0.17, 110) if name in ("black cat", "wolf") else dark
-    unit = max(40, int(size * c.height * 2))  # drawn at twice the size, then reduced
-    left, top = int((x - size / 2) * c.height), int((ground - size) * c.height)
-    wide, thick = (0.2, 0.037) if cat else (0.23, 0.075)
-
-    soil = c.tone(TONES[c.light][2] + 0.03)
-    mound = 1 - np.hypot((c.x - x) / (1.5 * size), (c.y - ground - 0.1) / 0.13)
-    mound = np.clip(12 * mound, 0, 1)
-
-    def ink(colour: Array) -> tuple[int, ...]:
-        return tuple(int(v * 255) for v in colour)
-
-    def add(picture: Array, t: float) -> Array:
-        picture = mix(picture, soil, mound) if perch else picture
-        glow(c, picture, x, ground - 0.3 * size, 0.5 * size, 0.2 * c.tone(0.8))
-        image = Image.new("RGBA", (unit, unit), (*ink(coat), 0))
-        draw = ImageDraw.Draw(image)
-
-        def blob(bx: float, by: float, rx: float, ry: float, colour: Array) -> None:
-            box = [(bx - rx) * unit, (by - ry) * unit, (bx + rx) * unit, (by + ry) * unit]
-            draw.ellipse(box, fill=ink(colour))
-
-        def shape(points: list[Point], colour: Array) -> None:
-            draw.polygon([(px * unit, py * unit) for px, py in points], fill=ink(colour))
-
-        bend = 0.05 * sin(t)
-        for s in np.linspace(0, 1, 40):  # the tail
-            tx = 0.5 + 0.33 * np.sin(1.75 * s) + bend * s * s
-            ty = 0.93 - 0.42 * s**1.7
-            r = thick * (1.0 if cat else 0.65 + 0.9 * np.sin(np.pi * (s * 0.8 + 0.1)))
-            blob(tx, ty, r, r, pale if s > 0.8 else coat)
-        blob(0.44, 0.8, 0.2, 0.21, coat)
-        shape([(0.28, 0.78), (0.36, 0.42), (0.52, 0.42), (0.6, 0.78)], coat)
-        blob(0.44, 0.72, 0.085, 0.17, pale)
-        for side in (-1, 1):
-            blob(0.44 + 0.075 * side, 0.965, 0.055, 0.035, coat if cat else dark)
-            ear = 0.44 + side * wide * 0.68
-            shape([(ear - 0.09, 0.29), (ear + 0.03 * side, 0.04), (ear + 0.09, 0.29)], coat)
-            shape([(ear - 0.04, 0.26), (ear + 0.025 * side, 0.1), (ear + 0.04, 0.26)], dark)
-        blob(0.44, 0.34, wide, 0.155, coat)
-        if not cat:
-            shape([(0.44 - wide, 0.34), (0.44 + wide, 0.34), (0.44, 0.55)], coat)
-            shape([(0.25, 0.4), (0.42, 0.4), (0.44, 0.54)], pale)
-            shape([(0.63, 0.4), (0.46, 0.4), (0.44, 0.54)], pale)
-            blob(0.44, 0.52, 0.026, 0.02, dark)
-        for side in (-1, 1):  # it blinks half-way
-            blob(0.44 + side * 0.085, 0.345, 0.026, 0.005 if 0.46 < t < 0.54 else 0.03, eye)
-        small = np.asarray(image.resize((unit // 2, unit // 2), Image.Resampling.BOX), np.float32)
-        y0, x0 = max(0, top), max(0, left)
-        patch = small[y0 - top : c.height - top, x0 - left : c.width - left] / 255
-        area = picture[y0 : y0 + patch.shape[0], x0 : x0 + patch.shape[1]]
-        area[:] = mix(area, patch[..., :3], patch[..., 3])
-        return picture
-
-    return add
-
-
 # ------------------------------------------------------------------ scenes with a horizon
-
-
-def _layers(c: Canvas, draw: Draw, number: int) -> Frame:
-    """Sky, then the stencils `draw` gives from the farthest (0) to the nearest (1).
-
-    Mist lies between them; a stencil marked True is covered with snow.
-    """
-    back, planes = sky(c), []
-    _, low, near, far = TONES[c.light]
-    for depth in np.linspace(0, 1, number):
-        v = far + (near - far) * depth**0.75
-        dark = v + np.clip((c.y - 0.45 - 0.25 * depth) / 0.5, 0, 1) * (1 - depth) * (low - v) * 0.8
-        white = low * (0.72 + 0.3 * depth) + 0.2 * depth - (c.y - 0.55) * 0.35
-        for stencil, snowy in draw(float(depth)):
-            colour = c.tone(white if snowy else dark)
-            planes.append((stencil.seen(), colour, SWAY * (0.1 + 0.9 * depth**1.5)))
-
-    def at(t: float) -> Array:
-        picture, sway = back(t), sin(t)
-        for seen, colour, reach in planes:
-            picture = mix(picture, colour, seen(reach * sway))
-        return picture
-
-    return at
 
 
 def hills(c: Canvas) -> Frame:
     """Ridges one behind the other, from peaks to dunes."""
     rough = c.pick(0.0, 0.9)
 
-    def draw(depth: float) -> list[tuple[Stencil, bool]]:
+    def draw(depth: float) -> Planes:
         s, rise = Stencil(c), 0.15 - 0.08 * depth
         land(c, s, ridge(c, 0.5 + 0.34 * depth, rise, rough * (1 - 0.75 * depth)))
         return [(s, False)]
 
-    return _layers(c, draw, 6)
+    return layers(c, draw, 6)
 
 
 def _pine(s: Stencil, x: float, foot: float, tall: float) -> None:
@@ -524,7 +131,7 @@ def _pine(s: Stencil, x: float, foot: float, tall: float) -> None:
 def snow(c: Canvas) -> Frame:
     """Pines on soft white slopes."""
 
-    def draw(depth: float) -> list[tuple[Stencil, bool]]:
+    def draw(depth: float) -> Planes:
         line = ridge(c, 0.56 + 0.28 * depth, 0.07, 0.12)
         trees, slope = Stencil(c), Stencil(c)
         if depth < 1 or c.creature is None:
@@ -534,14 +141,14 @@ def snow(c: Canvas) -> Frame:
         land(c, slope, line)
         return [(trees, False), (slope, True)]
 
-    return _layers(c, draw, 4)
+    return layers(c, draw, 4)
 
 
 def forest(c: Canvas) -> Frame:
     """Trunks in the mist, with light between them."""
     leafy = c.weather == "leaves" or c.rng.random() < 0.5
 
-    def draw(depth: float) -> list[tuple[Stencil, bool]]:
+    def draw(depth: float) -> Planes:
         s, line = Stencil(c), ridge(c, 0.72 + 0.14 * depth, 0.03, 0.3)
         for x in np.linspace(-0.1, c.aspect + 0.1, int(22 - 15 * depth)):
             x += c.pick(-0.07, 0.07) * (1 + depth)
@@ -560,29 +167,7 @@ def forest(c: Canvas) -> Frame:
         land(c, s, line)
         return [(s, False)]
 
-    return _layers(c, draw, 5)
-
-
-def _mirrored(c: Canvas, scene: Frame, water: float, darker: float = 0.72) -> Frame:
-    """`scene` above the water line, its reflection moving below."""
-    shore = int(water * c.height)
-    down = np.arange(c.height - shore)
-    rows = np.clip(shore - 1 - (down * 1.15).astype(np.intp), 0, None)
-    near = down / max(1, down.size)
-    speed, cols = c.turns(0.5), np.arange(c.width)
-    deep = c.tone(0.12)
-
-    def at(t: float) -> Array:
-        picture = scene(t)
-        wave = np.sin(26 * near**0.6 - TAU * speed * t) + np.sin(47 * near**0.6 + TAU * speed * t)
-        shift = (wave * (0.3 + 2.2 * near) * c.height / 180).astype(np.intp)
-        picture[shore:] = picture[rows[:, None], np.clip(cols + shift[:, None], 0, c.width - 1)]
-        picture[shore:] *= darker
-        picture[shore:] += deep * (0.25 * near[:, None, None])
-        picture[shore : shore + max(1, c.height // 180)] += 0.12
-        return picture
-
-    return at
+    return layers(c, draw, 5)
 
 
 def city(c: Canvas) -> Frame:
@@ -624,7 +209,7 @@ def city(c: Canvas) -> Frame:
                 picture = mix(picture, warm, lamp(reach * sway) * lit * power)
         return picture
 
-    return _mirrored(c, above, 0.74)
+    return mirrored(c, above, 0.74)
 
 
 def sea(c: Canvas) -> Frame:
@@ -635,7 +220,7 @@ def sea(c: Canvas) -> Frame:
     _, low, near, far = TONES[c.light]
     down = np.clip(c.y - horizon, 1e-4, 1)
     z = 0.12 / (down + 0.025)  # distance over the water
-    water = np.clip((c.y - horizon) * c.height, 0, 1) + 0 * c.x
+    water = np.clip((c.y - horizon) * c.height, 0, 1)
     n = 11
     kz = (np.geomspace(14, 110, n) * c.rng.uniform(0.8, 1.25, n)).tolist()
     phase, slant = c.rng.uniform(0, TAU, n).tolist(), c.rng.normal(0, 0.22, n).tolist()
@@ -694,7 +279,7 @@ def aurora(c: Canvas) -> Frame:
             picture += light[..., None] * mix(low, high, smooth(up, 0.02, 0.4))
         return mix(picture, c.tone(0.03), peaks(0.4 * SWAY * sin(t)))
 
-    return _mirrored(c, above, 0.7, 0.62)
+    return mirrored(c, above, 0.7, 0.62)
 
 
 # ------------------------------------------------------------------ scenes without one
@@ -755,7 +340,7 @@ def cosmos(c: Canvas) -> Frame:
         swirl = 0.09 * np.sin(3 * round_ + 6 * w - TAU * t)
         swirl += 0.05 * np.sin(6 * round_ - 2 * TAU * t)
         band = sum(np.sin(b * (w + swirl) + p) for b, p in bands) / 4
-        picture = picture + points(t)[..., None]
+        picture = picture + points(t)
         picture = mix(picture, c.tone(0.66 + 0.3 * band) * lit[..., None], body)
         picture += rim[..., None] * c.accent
         return mix(picture, c.tone(0.86), ring * 0.8)
@@ -796,7 +381,7 @@ def stream(c: Canvas) -> Frame:
         for k, colour in enumerate(colours):
             mine = group == k
             lit = dots(c, px[:, mine].ravel(), py[:, mine].ravel(), power[:, mine].ravel())
-            picture += (1 - np.exp(-1.5 * lit))[..., None] * colour
+            picture += (1 - np.exp(-1.5 * lit)) * colour
         return picture
 
     return at
@@ -887,8 +472,8 @@ def _canvas(prompt: str, seed: int, width: int, height: int, seconds: float) -> 
         place = HOMES[int(rng.integers(len(HOMES)))]
     if place is None:  # neighbouring seeds of one prompt get different scenes
         place = list(SCENES)[(int.from_bytes(text[:4], "big") + seed) % len(SCENES)]
-    if weather is None and place in ("snow", "fire"):
-        weather = {"snow": "snow", "fire": "embers"}[place]
+    if weather is None:
+        weather = {"snow": "snow", "fire": "embers"}.get(place)
     if weather is None and place == "forest" and rng.random() < 0.6:
         weather = "fireflies"
     chance: tuple[Light, ...] = ("night", "dusk", "dusk", "day")
@@ -923,8 +508,8 @@ def painter(
     one loop, so that a long clip is not a slow one.
     """
     place, c = _canvas(prompt, seed, width, height, seconds)
-    scene, weather, lake = SCENES[place](c), falling(c), place in ("city", "aurora")
-    pet = creature(c, size=0.38 if lake else 0.42, perch=lake)
+    scene, weather = SCENES[place](c), falling(c)
+    pet = creature(c, perch=place in ("city", "aurora"))  # these two end in water
     corner = np.hypot((c.x - c.aspect / 2) / c.aspect, c.y - 0.5)
     vignette = (1.03 - 0.34 * smooth(corner, 0.25, 0.85))[..., None]
     grain = c.rng.uniform(-0.6, 0.6, (height, width, 1)).astype(np.float32) / 255  # no banding
@@ -932,7 +517,7 @@ def painter(
     def at(t: float) -> Image.Image:
         picture = scene(t)
         if place in HOMES:
-            picture = pet(picture, t)
+            pet(picture, t)
         weather(picture, t)
         picture = np.clip(picture * vignette + grain, 0, 1)
         return Image.fromarray((picture * 255 + 0.5).astype(np.uint8), "RGB")
