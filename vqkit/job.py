@@ -132,6 +132,10 @@ class Job(NamedTuple):
             return "retrying" if self.attempt or self.crashes else "scheduled"
         return self.status
 
+    def __repr__(self) -> str:
+        text = self.payload_json
+        return f"<Job {self.number}: {self.status}, {text if len(text) <= 80 else text[:79] + '…'}>"
+
     def _repr_html_(self) -> str:
         from .html import job_html
 

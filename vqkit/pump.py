@@ -143,6 +143,7 @@ class Pump:
         self._is_stopping = False
         self._stop_at_s: float | None = None
         self._must_look = False
+        self._seen = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._saved_health: Health | None = None
@@ -256,6 +257,8 @@ class Pump:
         row = self._health_row()
 
         def turn(store: Store) -> tuple[TurnResult, list[Job], bool]:
+            # Before the turn: what another process commits from here on is news.
+            self._seen = store.changes_elsewhere()
             room = store.has_room()
             result = store.turn([*noted, *ended], claim if room else None, row)
             adopted = self._unknown_claims(store) if self._must_look else []
@@ -325,7 +328,6 @@ class Pump:
 
     async def _rest(self, next_ms: int | None) -> None:
         """Waits for something to do: an ending, a poke, a job falling due, a change elsewhere."""
-        seen = await self._store.acall(lambda store: store.changes_elsewhere())
         reap_s = REAP_S
         while not self._wake.is_set():
             now_ms = self._clock.now_ms()
@@ -348,7 +350,7 @@ class Pump:
                 await self._patiently(self._prune)
                 if await self._patiently(self._reap):
                     return
-            if await self._store.acall(lambda store: store.changes_elsewhere()) != seen:
+            if await self._store.acall(lambda store: store.changes_elsewhere()) != self._seen:
                 return
 
     def _reap(self, store: Store) -> bool:

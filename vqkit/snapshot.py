@@ -121,6 +121,9 @@ class Snapshot:
             )
         return "\n".join([*lines, *(f"  {note}" for note in (*self.waiting, *self.notes))])
 
+    def __repr__(self) -> str:
+        return f"<Snapshot: {self.headline}>"
+
     def _repr_html_(self) -> str:
         parts = [f"<div><b>{html.escape(self.headline)}</b></div>", html.bar(self.counts)]
         notes = (*self.waiting, *self.notes)

@@ -19,7 +19,6 @@ __all__ = [
     "COATS",
     "SWAY",
     "TAU",
-    "TONES",
     "Array",
     "Canvas",
     "Frame",
@@ -59,7 +58,6 @@ TAU = math.tau
 SWAY = 0.05  # how far the nearest layer moves with the camera
 FINE = 3  # drawn shapes are made this much larger, then reduced, for smooth edges
 
-# top of the sky, horizon, nearest ground, farthest ground: places on the palette
 TONES: dict[Light, tuple[float, float, float, float]] = {
     "night": (0.05, 0.46, 0.02, 0.36),
     "dusk": (0.24, 0.86, 0.06, 0.62),
@@ -139,6 +137,11 @@ class Canvas:
     def aspect(self) -> float:
         """The picture's width in units of its height."""
         return self.width / self.height
+
+    @property
+    def tones(self) -> tuple[float, float, float, float]:
+        """Places on the palette: top of the sky, horizon, nearest and farthest ground."""
+        return TONES[self.light]
 
     def tone(self, v: Any) -> Array:
         """The palette's colour at `v`, from 0 (shadow) to 1 (light)."""
@@ -253,6 +256,12 @@ class Stencil:
     def blob(self, x: float, y: float, rx: float, ry: float) -> None:
         self.draw.ellipse(self._at([(x - rx, y - ry), (x + rx, y + ry)]), 255)
 
+    def pine(self, x: float, foot: float, tall: float) -> None:
+        self.box(x - 0.02 * tall, foot - 0.2 * tall, 0.04 * tall, 0.25 * tall)
+        for k in range(5):
+            top, half = foot - tall * (1 - 0.17 * k), tall * (0.07 + 0.045 * k)
+            self.shape([(x, top), (x + half, top + 0.31 * tall), (x - half, top + 0.31 * tall)])
+
     def seen(self) -> Frame:
         """The coverage as the camera sees it, for a shift in heights to either side."""
         mask = np.asarray(self.image.reduce(FINE), dtype=np.float32) / 255
@@ -308,12 +317,12 @@ def stars(c: Canvas, number: int, bottom: float = 1.0, dark: Point = (-9, -9)) -
 
 def sky(c: Canvas, horizon: float = 0.72, orb: Point | None = None) -> Frame:
     """Gradient, sun or moon, stars that twinkle, a little cloud."""
-    top, low, *_ = TONES[c.light]
-    still = c.tone(top + (low - top) * np.clip(c.y / horizon, 0, 1) ** 1.25)
+    top, low, *_ = c.tones
+    still = c.tone(top + (low - top) * np.clip(c.y / horizon, 0, 1) ** 1.25 + 0 * c.x)
     ox, oy = orb or (c.aspect * c.pick(0.18, 0.82), c.pick(0.18, 0.4))
     r = c.pick(0.07, 0.12)
     bright, halo = shine(c), np.hypot(c.x - ox, c.y - oy)
-    still = still + (0.4 * np.exp(-halo / (2.2 * r)))[..., None] * bright * (1 - 0.5 * still)
+    still += (0.4 * np.exp(-halo / (2.2 * r)))[..., None] * bright * (1 - 0.5 * still)
     face = disc(c, ox, oy, r)
     if c.light == "night" and c.rng.random() < 0.5:  # a crescent
         face = face * (1 - disc(c, ox + 0.5 * r, oy - 0.25 * r, 0.92 * r))
@@ -391,7 +400,7 @@ def creature(c: Canvas, *, perch: bool) -> Overlay:
     left, top = int((x - size / 2) * c.height), int((ground - size) * c.height)
     wide, thick = (0.2, 0.037) if cat else (0.23, 0.075)
 
-    soil = c.tone(TONES[c.light][2] + 0.03)
+    soil = c.tone(c.tones[2] + 0.03)
     mound = 1 - np.hypot((c.x - x) / (1.5 * size), (c.y - ground - 0.1) / 0.13)
     mound = np.clip(12 * mound, 0, 1)
 
@@ -452,12 +461,12 @@ def layers(c: Canvas, draw: Callable[[float], Planes], number: int) -> Frame:
     Mist lies between them; a stencil marked True is covered with snow.
     """
     back, planes = sky(c), []
-    _, low, near, far = TONES[c.light]
-    for depth in np.linspace(0, 1, number).tolist():
+    _, low, near, far = c.tones
+    for depth in np.linspace(0, 1, number):
         v = far + (near - far) * depth**0.75
         dark = v + np.clip((c.y - 0.45 - 0.25 * depth) / 0.5, 0, 1) * (1 - depth) * (low - v) * 0.8
         white = low * (0.72 + 0.3 * depth) + 0.2 * depth - (c.y - 0.55) * 0.35
-        for stencil, snowy in draw(depth):
+        for stencil, snowy in draw(float(depth)):
             colour = c.tone(white if snowy else dark)
             planes.append((stencil.seen(), colour, SWAY * (0.1 + 0.9 * depth**1.5)))
 

@@ -1,9 +1,8 @@
 """The pictures behind the `local` provider: small animated scenes out of words and a seed.
 
 `painter` chooses a palette and a scene and returns a function from a moment of the loop
-(0 to 1, where 1 is 0 again) to a frame. Whatever moves, moves by whole turns a
-loop, so the last frame leads into the first. Imported only by a worker that renders:
-numpy and Pillow are loaded here.
+(0 to 1, where 1 is 0 again) to a frame. Whatever moves, moves by whole turns a loop, so the
+last frame leads into the first. Imported only by a worker that renders: loads numpy and Pillow.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from .brush import (
     COATS,
     SWAY,
     TAU,
-    TONES,
     Array,
     Canvas,
     Frame,
@@ -121,13 +119,6 @@ def hills(c: Canvas) -> Frame:
     return layers(c, draw, 6)
 
 
-def _pine(s: Stencil, x: float, foot: float, tall: float) -> None:
-    s.box(x - 0.02 * tall, foot - 0.2 * tall, 0.04 * tall, 0.25 * tall)
-    for k in range(5):
-        top, half = foot - tall * (1 - 0.17 * k), tall * (0.07 + 0.045 * k)
-        s.shape([(x, top), (x + half, top + 0.31 * tall), (x - half, top + 0.31 * tall)])
-
-
 def snow(c: Canvas) -> Frame:
     """Pines on soft white slopes."""
 
@@ -137,7 +128,7 @@ def snow(c: Canvas) -> Frame:
         if depth < 1 or c.creature is None:
             for x in c.rng.uniform(-0.1, c.aspect + 0.1, int(26 - 21 * depth)):
                 tall = (0.1 + 0.3 * depth) * c.pick(0.7, 1.25)
-                _pine(trees, x, float(line(np.array(x))) + 0.01, tall)
+                trees.pine(x, float(line(np.array(x))) + 0.01, tall)
         land(c, slope, line)
         return [(trees, False), (slope, True)]
 
@@ -154,7 +145,7 @@ def forest(c: Canvas) -> Frame:
             x += c.pick(-0.07, 0.07) * (1 + depth)
             foot = float(line(np.array(x)))
             if not leafy:
-                _pine(s, x, foot + 0.02, (0.35 + 0.5 * depth) * c.pick(0.75, 1.2))
+                s.pine(x, foot + 0.02, (0.35 + 0.5 * depth) * c.pick(0.75, 1.2))
                 continue
             half, lean = (0.008 + 0.028 * depth) * c.pick(0.7, 1.3), c.pick(-0.05, 0.05)
             s.shape(
@@ -173,7 +164,7 @@ def forest(c: Canvas) -> Frame:
 def city(c: Canvas) -> Frame:
     """A skyline with its lights on, above still water."""
     back, warm, planes = sky(c, 0.7), oklch(0.86, 0.12, 80), []
-    _, low, near, far = TONES[c.light]
+    _, low, near, far = c.tones
     for depth in (0.0, 0.5, 1.0):
         s, lamps = Stencil(c), [Stencil(c), Stencil(c)]
         x = -0.15
@@ -217,7 +208,7 @@ def sea(c: Canvas) -> Frame:
     horizon = c.pick(0.42, 0.52)
     orb = (c.aspect * c.pick(0.25, 0.75), horizon - c.pick(0.02, 0.2))
     back = sky(c, horizon, orb)
-    _, low, near, far = TONES[c.light]
+    _, low, near, far = c.tones
     down = np.clip(c.y - horizon, 1e-4, 1)
     z = 0.12 / (down + 0.025)  # distance over the water
     water = np.clip((c.y - horizon) * c.height, 0, 1)
