@@ -12,13 +12,13 @@ import errno
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import random
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from . import codec, policy, secrets
 from .attempt import describe_error
@@ -50,9 +50,12 @@ __all__ = ["Health", "Pump"]
 
 log = logging.getLogger("vqkit.pump")
 
+T = TypeVar("T")
+
 POLL_S = 0.5  # how soon a change by another process is noticed
 REAP_S = 5.0  # how soon the jobs of a process that died are taken over
 NOTES_S = 0.2  # how long stages and log lines may wait for company in a transaction
+HELD_UP_S = 5.0  # how long the database may be held by another process before we say so
 TROUBLE_S = (0.2, 10.0)  # first and longest wait before the database is tried again
 PRUNE_CHUNK = 500
 FULL_S = 30.0  # how long a job rests that found the disk full
@@ -196,8 +199,9 @@ class Pump:
     async def run(self) -> None:
         """Recovers, then hands out work until `stop`. What goes wrong is raised, and on record."""
         self._loop = asyncio.get_running_loop()
-        lock = RunnerLock(self._runners, self.id)
+        lock = None
         try:
+            lock = RunnerLock(self._runners, self.id)
             await self._begin()
             await self._work()
             self.health = Health("stopped")
@@ -274,7 +278,7 @@ class Pump:
         self.health = Health(state, trouble, result.why if claim else self.health.why)
         return result
 
-    async def _patiently(self, function: Callable[[Store], Any]) -> Any:
+    async def _patiently(self, function: Callable[[Store], T]) -> T:
         """Runs it on the store's thread, again and again while the database is in trouble.
 
         Nothing that ended is forgotten: what could not be written is written when it can be.
@@ -282,7 +286,7 @@ class Pump:
         wait_s, longest_s = TROUBLE_S
         while True:
             try:
-                return await self._store.acall(function)
+                return await self._awaiting(self._store.acall(function))
             except StoreLost:
                 raise
             except StoreError as error:
@@ -294,6 +298,14 @@ class Pump:
                     await self._store.acall(lambda store: store.make_room())
                 await self._clock.wait(asyncio.Event(), wait_s)
                 wait_s = min(longest_s, 2 * wait_s)
+
+    async def _awaiting(self, call: Coroutine[Any, Any, T]) -> T:
+        """Waits for the database, however long, and says who holds it up."""
+        task = asyncio.ensure_future(call)
+        while not (await asyncio.wait({task}, timeout=HELD_UP_S))[0]:
+            trouble = f"waiting for the database: {self._store.store.holder_note()} holds it"
+            self.health = Health(self.health.state, trouble, self.health.why)
+        return task.result()
 
     def _unknown_claims(self, store: Store) -> list[Job]:
         """Jobs a lost commit claimed for us: nobody was told, so nobody works on them."""
@@ -528,7 +540,7 @@ class Pump:
         if grace_s is not None:
             self._stop_at_s = monotonic() + grace_s
 
-    async def _end(self, lock: RunnerLock) -> None:
+    async def _end(self, lock: RunnerLock | None) -> None:
         """Ends what is left, and lets go of the queue."""
         for flight in tuple(self._flights.values()):
             flight.release()
@@ -548,7 +560,8 @@ class Pump:
         except StoreError as error:
             log.warning("the pump's end could not be written down: %s", error)
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
             for rested in self._resters:
                 rested.cancel()
 

@@ -444,7 +444,12 @@ class Queue:
         """How the queue stands now: counts, accounts, rates, who works on it."""
         folder = companion(self.path) / "runners"
         now_ms = self._clock.now_ms()
-        return self._read(lambda s: take(s, now_ms, lambda runner: is_alive(folder, runner)))
+        seen = self._read(lambda s: take(s, now_ms, lambda runner: is_alive(folder, runner)))
+        run = self._shared.run
+        trouble = run.health.trouble if run is not None else None
+        if trouble is None or any(trouble in note for note in seen.notes):
+            return seen
+        return replace(seen, notes=(*seen.notes, trouble))  # what cannot be written down yet
 
     def stats(self) -> dict[str, int]:
         """Jobs by status, and their total."""

@@ -63,11 +63,11 @@ TONES: dict[Light, tuple[float, float, float, float]] = {
     "dusk": (0.24, 0.86, 0.06, 0.62),
     "day": (0.58, 0.97, 0.20, 0.80),
 }
-COATS = {
+COATS = {  # OKLCH: hue, lightness, chroma
     "fox": (46, 0.66, 0.15), "cat": (68, 0.76, 0.08), "black cat": (280, 0.3, 0.03),
     "wolf": (250, 0.52, 0.03),
 }  # fmt: skip
-FLAKES = {  # OKLCH
+FLAKES = {  # OKLCH: lightness, chroma, hue
     "snow": (0.97, 0.01, 230), "petals": (0.84, 0.1, 0), "leaves": (0.68, 0.16, 55),
     "embers": (0.78, 0.17, 60), "fireflies": (0.9, 0.16, 115),
 }  # fmt: skip
@@ -322,6 +322,7 @@ def sky(c: Canvas, horizon: float = 0.72, orb: Point | None = None) -> Frame:
     ox, oy = orb or (c.aspect * c.pick(0.18, 0.82), c.pick(0.18, 0.4))
     r = c.pick(0.07, 0.12)
     bright, halo = shine(c), np.hypot(c.x - ox, c.y - oy)
+    # In place: `bright` is float64, the picture stays float32.
     still += (0.4 * np.exp(-halo / (2.2 * r)))[..., None] * bright * (1 - 0.5 * still)
     face = disc(c, ox, oy, r)
     if c.light == "night" and c.rng.random() < 0.5:  # a crescent

@@ -110,6 +110,8 @@ class Store(ABC):
     """The verbs of a queue's database, on one connection, used by one thread."""
 
     clock: Clock
+    before_write: Callable[[], None] = staticmethod(lambda: None)
+    """Called when the database is ours and nothing is written yet; may raise to stop it."""
 
     # -- verbs -------------------------------------------------------------------------
 
@@ -489,6 +491,10 @@ class Store(ABC):
     @abstractmethod
     def changes_elsewhere(self) -> int:
         """A number that changes whenever somebody else has committed."""
+
+    def holder_note(self) -> str:
+        """Who keeps us from writing, as a person finds it."""
+        return "another process"
 
     def has_room(self) -> bool:
         """False while the disk is too full to take on more work."""

@@ -289,6 +289,7 @@ class SqliteStore(Store):
             raise StoreLost("this queue is closed; open it again with Queue(path)")
         self.mutex.acquire()
         try:
+            self.before_write()
             self._begin()
             try:
                 yield
@@ -367,7 +368,6 @@ class SqliteStore(Store):
             return 0
 
     def holder_note(self) -> str:
-        """Who holds the write mutex, as a person finds it."""
         pid = self.mutex.holder()
         return "another process" if pid is None else process_note(pid)
 

@@ -27,6 +27,29 @@ S = TypeVar("S", bound=Store)
 _all: weakref.WeakSet[StoreThread[Any]] = weakref.WeakSet()
 
 
+class _Task(Generic[T]):
+    """A function on its way through the thread: it either begins to write or is abandoned."""
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function = function
+        self.future: Future[T] = Future()
+        self._lock = threading.Lock()
+        self._has_begun = self._is_abandoned = False
+
+    def begin_write(self) -> None:
+        """Called with the database ours. Raises if the caller has given up meanwhile."""
+        with self._lock:
+            if self._is_abandoned:
+                raise StoreBusy("given up while it waited; nothing was changed")
+            self._has_begun = True
+
+    def abandon(self) -> bool:
+        """True if it had not begun to write, and now never will."""
+        with self._lock:
+            self._is_abandoned = not self._has_begun
+        return self._is_abandoned
+
+
 class StoreThread(Generic[S]):
     """Runs functions of a store, one at a time and in order, on a daemon thread.
 
@@ -34,7 +57,7 @@ class StoreThread(Generic[S]):
     """
 
     def __init__(self, open_store: Callable[[], S], name: str = "vqkit-store") -> None:
-        self._inbox: SimpleQueue[tuple[Callable[[S], Any], Future[Any]] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Task[Any] | None] = SimpleQueue()
         self._pid = os.getpid()
         self._is_closed = False
         opened: Future[S] = Future()
@@ -52,20 +75,18 @@ class StoreThread(Generic[S]):
             opened.set_exception(error)
             return
         opened.set_result(store)
-        while (item := self._inbox.get()) is not None:
-            function, future = item
-            if not future.set_running_or_notify_cancel():
-                continue
+        while (task := self._inbox.get()) is not None:
+            store.before_write = task.begin_write
             try:
-                result = function(store)
+                result = task.function(store)
             except BaseException as error:  # noqa: BLE001 - raised where the caller waits
-                future.set_exception(error)
+                task.future.set_exception(error)
             else:
-                future.set_result(result)
-            del item, function, future  # a waiting thread must not keep results alive
+                task.future.set_result(result)
+                del result
+            del task  # a thread that waits must not keep results alive
 
-    def submit(self, function: Callable[[S], T]) -> Future[T]:
-        """Queues ``function(store)``. Raises StoreLost when closed, or after a fork."""
+    def _submit(self, function: Callable[[S], T]) -> _Task[T]:
         if os.getpid() != self._pid:
             raise StoreLost(
                 "this process was forked from the one that opened the queue;"
@@ -73,39 +94,40 @@ class StoreThread(Generic[S]):
             )
         if self._is_closed:
             raise StoreLost("this queue is closed; open it again with Queue(path)")
-        future: Future[T] = Future()
-        self._inbox.put((function, future))
-        return future
+        task = _Task(function)
+        self._inbox.put(task)
+        return task
 
     def call(self, function: Callable[[S], T], timeout_s: float | None = None) -> T:
-        """The result of ``function(store)``.
+        """The result of ``function(store)``. Raises StoreLost when closed, or after a fork.
 
-        With `timeout_s`, raises StoreBusy when its turn had not come by then; it will not
-        run later either.
+        With `timeout_s`, raises StoreBusy when it had not begun to write by then, naming
+        who holds the database; it will not run later either.
         """
-        future = self.submit(function)
+        task = self._submit(function)
         try:
-            return future.result(timeout_s)
+            return task.future.result(timeout_s)
         except TimeoutError:
-            if future.done() or not future.cancel():
+            if task.future.done() or not task.abandon():
                 # It has begun: only its end tells what it did.
-                return future.result()
+                return task.future.result()
             raise StoreBusy(
-                f"the database was not free within {timeout_s:g} s; nothing was changed"
+                f"the database was not free within {timeout_s:g} s: {self.store.holder_note()}"
+                " holds it. Nothing was changed."
             ) from None
 
     async def acall(self, function: Callable[[S], T]) -> T:
         """The same for a coroutine; cancelling the wait does not undo the function."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(function)))
+        return await asyncio.shield(asyncio.wrap_future(self._submit(function).future))
 
     def close(self) -> None:
         """Runs what was queued, closes the store, ends the thread. Twice is harmless."""
         if self._is_closed or os.getpid() != self._pid:
             return
-        closing = self.submit(lambda store: store.close())
+        closing = self._submit(lambda store: store.close())
         self._is_closed = True
         self._inbox.put(None)
-        closing.result()
+        closing.future.result()
         self._thread.join()
 
 
