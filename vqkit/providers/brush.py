@@ -322,7 +322,6 @@ def sky(c: Canvas, horizon: float = 0.72, orb: Point | None = None) -> Frame:
     ox, oy = orb or (c.aspect * c.pick(0.18, 0.82), c.pick(0.18, 0.4))
     r = c.pick(0.07, 0.12)
     bright, halo = shine(c), np.hypot(c.x - ox, c.y - oy)
-    # In place: `bright` is float64, the picture stays float32.
     still += (0.4 * np.exp(-halo / (2.2 * r)))[..., None] * bright * (1 - 0.5 * still)
     face = disc(c, ox, oy, r)
     if c.light == "night" and c.rng.random() < 0.5:  # a crescent
