@@ -40,8 +40,8 @@ def _plain(value: Any, where: str, depth: int) -> Any:
     if kind is int:
         if not INT_MIN <= value <= INT_MAX:
             raise PayloadError(
-                f"{where} is an integer of {value.bit_length()} bits; at most 64 fit."
-                " Keep it as text.",
+                f"{where} is an integer beyond 64 bits ({value.bit_length()} and a sign);"
+                " keep it as text.",
                 where=where,
             )
         return value
@@ -66,7 +66,7 @@ def _plain(value: Any, where: str, depth: int) -> Any:
                     where=where,
                 )
             _refuse_surrogates(key, f"a key of {where}")
-            out[str(key)] = _plain(item, f"{where}[{key!r}]", depth + 1)
+            out[str.__str__(key)] = _plain(item, f"{where}[{key!r}]", depth + 1)
         return out
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]

@@ -157,8 +157,8 @@ class GiveUp(Signal):
     """Retrying cannot help: the job fails at once, for the reason given."""
 
     def __init__(self, reason: str = "the handler gave up") -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
+        super().__init__(self.reason)
 
 
 class Snooze(Signal):
@@ -169,9 +169,8 @@ class Snooze(Signal):
             raise UsageError(
                 f"Snooze({delay_s!r}): expected seconds from 0 up to ten years", delay_s=delay_s
             )
-        super().__init__(delay_s, reason)
-        self.delay_s = float(delay_s)
-        self.reason = reason
+        self.delay_s, self.reason = float(delay_s), str(reason)
+        super().__init__(self.delay_s, self.reason)
 
 
 class JobCancelled(Signal):

@@ -7,6 +7,7 @@ dark themes and in front ends that have none of them.
 from __future__ import annotations
 
 import html as _html
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +29,18 @@ STATUS = {
     "failed": ("#D55E00", "✗"),
     "cancelled": ("#E69F00", "–"),
 }
+_OTHER = ("#999999", "·")
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def escape(value: Any) -> str:
     """`value` as text that HTML shows and never interprets; None is the empty text.
 
-    Control characters, which HTML has no way to show, become the replacement sign.
+    Control characters and half characters, which HTML has no way to show, become the
+    replacement sign.
     """
     text = "" if value is None else str(value)
-    shown = "".join(c if c >= " " or c in "\n\t" else "\ufffd" for c in text)
-    return _html.escape(shown, quote=True)
+    return _html.escape(_UNSHOWN.sub("\ufffd", text), quote=True)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
@@ -61,14 +64,14 @@ def bar(counts: dict[str, int]) -> str:
     done = counts.get("completed", 0)
     words = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts.items() if n)
     parts = "".join(
-        f'<span title="{n} {status}" style="display:inline-block;height:12px;'
-        f'width:{100 * n / total:.2f}%;background:{STATUS[status][0]}"></span>'
+        f'<span title="{n} {escape(status)}" style="display:inline-block;height:12px;'
+        f'width:{100 * n / total:.2f}%;background:{STATUS.get(status, _OTHER)[0]}"></span>'
         for status, n in counts.items()
         if n
     )
     legend = " &nbsp; ".join(
-        f'<span style="white-space:nowrap"><span style="color:{STATUS[status][0]}">'
-        f"{STATUS[status][1]}</span> {n} {status.replace('_', ' ')}</span>"
+        f'<span style="white-space:nowrap"><span style="color:{STATUS.get(status, _OTHER)[0]}">'
+        f"{STATUS.get(status, _OTHER)[1]}</span> {n} {escape(status.replace('_', ' '))}</span>"
         for status, n in counts.items()
         if n
     )

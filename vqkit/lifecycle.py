@@ -71,7 +71,9 @@ VERBS: dict[str, Rule] = {
 }
 
 # Roads back to `queued` on which a cancel that was asked for wins.
-_RETURNING = frozenset({"retry", "snooze", "release", "reclaim"})
+_RETURNING = frozenset({"retry", "snooze", "release", "reclaim", "resolve"})
+# Where the two verbs with a choice may lead; the first is what they do when nothing is said.
+_CHOICES = {"reclaim": ("queued", "failed", "completed"), "resolve": ("queued", "failed")}
 
 _OFF_WORK: dict[str, Any] = {"owner": None, "progress": None, "stage": None}
 
@@ -109,7 +111,19 @@ def apply(
             status=job.status,
             verb=verb,
         )
-    if verb in _RETURNING and job.cancel_requested and change.get("to", "queued") == "queued":
+    to = change.get("to", "queued")
+    if verb in _CHOICES and to not in _CHOICES[verb]:
+        raise LifecycleError(
+            f"{verb} leads to {' or '.join(_CHOICES[verb])}, not to {to!r}.",
+            job_id=job.id,
+            status=job.status,
+            verb=verb,
+        )
+    for name in ("reason", "stage"):
+        if isinstance(text := change.get(name), str) and not text.isascii():
+            # Half a character cannot be stored, and one job's text must not stop the others.
+            change[name] = text.encode("utf-8", "replace").decode("utf-8")
+    if verb in _RETURNING and job.cancel_requested and to == "queued":
         return _cancelled(job, now_ms, change)
     return _APPLY[verb](job, now_ms, change, rule.event)
 
@@ -287,6 +301,7 @@ def _cancelled(
         status="cancelled",
         cancel_requested=False,
         not_before_ms=None,
+        handle_json=change.get("handle_json", job.handle_json),
         error_json=change.get("error_json", job.error_json),
         finished_ms=now_ms,
         updated_ms=now_ms,
@@ -313,7 +328,7 @@ def _requeue(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
         attempt=0,
         crashes=0,
         cancel_requested=False,
-        account=None,
+        account=_kept_account(job),
         not_before_ms=change.get("not_before_ms"),
         expires_ms=None,
         result_json=None,

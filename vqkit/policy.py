@@ -76,7 +76,9 @@ def assign(slots: Iterable[Slots], waiting: Mapping[str, Sequence[Candidate]]) -
 
     `waiting` holds each lane's candidates in claim order. Accounts take turns in the order
     of their names, each taking the best job it may have, so none starves another. The
-    jobs of a lane no account serves stay where they are and hold up nobody.
+    jobs of a lane no account serves stay where they are and hold up nobody. A job with an
+    open render is counted as live already: it takes no free slot, and is dealt out even
+    where none is free.
     """
     queues = {lane: deque(found) for lane, found in waiting.items()}
     turn = deque((s.account, s.free, s.lanes) for s in sorted(slots, key=lambda s: s.account))
@@ -84,12 +86,14 @@ def assign(slots: Iterable[Slots], waiting: Mapping[str, Sequence[Candidate]]) -
     while turn:
         account, free, lanes = turn.popleft()
         heads = [(queues[lane][0], lane) for lane in lanes if queues.get(lane)]
-        if free < 1 or not heads:
+        if not heads:
             continue
         best, lane = min(heads)
+        if free < 1 and best.not_open:
+            continue
         queues[lane].popleft()
         grants.append(Grant(best.number, account))
-        turn.append((account, free - 1, lanes))
+        turn.append((account, free - best.not_open, lanes))
     return grants
 
 

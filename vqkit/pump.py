@@ -57,6 +57,7 @@ REAP_S = 5.0  # how soon the jobs of a process that died are taken over
 NOTES_S = 0.2  # how long stages and log lines may wait for company in a transaction
 HELD_UP_S = 5.0  # how long the database may be held by another process before we say so
 TROUBLE_S = (0.2, 10.0)  # first and longest wait before the database is tried again
+STOP_S = 5.0  # how long a handler that was ended at its time-out may take to clean up
 PRUNE_CHUNK = 500
 FULL_S = 30.0  # how long a job rests that found the disk full
 
@@ -70,6 +71,10 @@ class Health:
     state: str = "starting"
     trouble: str | None = None
     why: Mapping[str, str] = field(default_factory=dict)
+
+
+class _TookTooLongError(Exception):
+    """An attempt ran over its job's time."""
 
 
 class _Flight:
@@ -442,19 +447,13 @@ class Pump:
 
     async def _outcome(self, flight: _Flight, work: Work) -> Outcome:
         job = flight.job
-        limit_s = None if job.timeout_ms is None else job.timeout_ms / 1000
         try:
-            if limit_s is None:
+            if job.timeout_ms is None:
                 returned = await flight.executor.run(work)
             else:
-                async with asyncio.timeout(limit_s) as limit:
-                    returned = await flight.executor.run(work)
-        except TimeoutError as error:
-            if limit_s is None or not limit.expired():
-                return _failed(error)
-            work.notes.cancel()
-            wrong = TimeoutError(f"took longer than its timeout_s of {limit_s:g}")
-            return Outcome("timed_out", error_json=_error_json(wrong))
+                returned = await self._within(job.timeout_ms / 1000, flight, work)
+        except _TookTooLongError as error:
+            return Outcome("timed_out", error_json=_error_json(TimeoutError(str(error))))
         except HandlerRaised as raised:
             return self._judge(flight, raised.error, raised.frames)
         except WorkerDied as died:
@@ -462,6 +461,37 @@ class Pump:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             return self._judge(flight, error)
         return await self._finish(job, returned)
+
+    async def _within(self, limit_s: float, flight: _Flight, work: Work) -> Returned:
+        """Runs it for at most so long. What cannot be ended then is left to end by itself."""
+        attempt = asyncio.ensure_future(flight.executor.run(work))
+        try:
+            await asyncio.wait({attempt}, timeout=limit_s)
+        except asyncio.CancelledError:
+            attempt.cancel()
+            raise
+        if attempt.done():
+            return attempt.result()
+        work.notes.cancel()
+        if flight.executor.can_stop:
+            attempt.cancel()
+            await asyncio.wait({attempt}, timeout=STOP_S)
+        else:
+            self._errand(self._late(flight.job, attempt))
+        raise _TookTooLongError(f"took longer than its timeout_s of {limit_s:g}")
+
+    async def _late(self, job: Job, attempt: asyncio.Future[Returned]) -> None:
+        """Keeps what a plain function returns after its time: it may have been paid for."""
+        try:
+            outcome = await self._finish(job, await attempt)
+        except Exception as error:  # noqa: BLE001 - it had failed already, by its time-out
+            log.info("job %s, after its time-out: %s", job.number, secrets.redact(repr(error)))
+            return
+        change = {"result_json": outcome.result_json}
+        self._ended.append(
+            Transition(job.number, "complete", job.fence, change, "late", outcome.outputs)
+        )
+        self._wake.set()
 
     def _judge(
         self,
@@ -529,7 +559,11 @@ class Pump:
                     self._outputs.forget(ids[t.job], t.fence)
             return list(ids.values())
 
-        errand = asyncio.create_task(self._store.acall(tidy))
+        self._errand(self._store.acall(tidy))
+
+    def _errand(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Does something on the side, and keeps hold of it until it is done."""
+        errand = asyncio.create_task(work)
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import codec, intake, secrets
 from .accounts import Accounts, check_capacity
-from .clock import SystemClock, as_ms
+from .clock import Clock, SystemClock, as_ms
 from .errors import PayloadError, StoreError, UsageError
 from .job import (
     STATUSES,
@@ -100,7 +100,7 @@ class Queue:
             import warnings
 
             warnings.warn(self.warning, stacklevel=2)
-        self._clock = SystemClock()
+        self._clock: Clock = SystemClock()
         self._shared = self._join()
         self._is_closed = False
         self.outputs_folder = self._settle_folder(outputs)
@@ -428,14 +428,17 @@ class Queue:
         return self._write(lambda s: recover(s, "", runners, self._files, ceiling))
 
     def _summary(self, run: Run) -> Summary:
+        return self._summed_up(time.monotonic() - run.started_s, run.health.why, run.recovered)
+
+    def _summed_up(self, seconds: float, why: Mapping[str, str], recovered: Recovered) -> Summary:
         snapshot = self.snapshot()
         failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
         return Summary(
             counts={status: n for status, n in snapshot.counts.items() if n},
-            seconds=time.monotonic() - run.started_s,
+            seconds=seconds,
             failures=tuple(_failure(job) for job in failures),
-            why={**dict(run.health.why), **dict.fromkeys(snapshot.waiting, "")},
-            recovered=run.recovered,
+            why={**why, **dict.fromkeys(snapshot.waiting, "")},
+            recovered=recovered,
         )
 
     # -- seeing how it stands ------------------------------------------------------------------

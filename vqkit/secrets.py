@@ -11,7 +11,9 @@ import base64
 import json
 import logging
 import os
+import threading
 import urllib.parse
+from typing import Any
 
 from .errors import CredentialError, UsageError
 
@@ -21,6 +23,7 @@ __all__ = [
     "holds_secret",
     "is_any_known",
     "redact",
+    "redact_json",
     "resolve",
 ]
 
@@ -28,7 +31,9 @@ REDACTED = "[key]"
 # A shorter "key" would take common words out of every text.
 SHORTEST = 6
 
-_known: dict[str, None] = {}
+# The longest first: a key may begin with another, shorter one.
+_known: tuple[str, ...] = ()
+_remembering = threading.Lock()
 
 
 def check_reference(reference: str | None) -> str | None:
@@ -78,7 +83,8 @@ def _from_keyring(rest: str, reference: str) -> str | None:
 
 def remember(key: str) -> None:
     """From now on `redact` takes this key out, as it is and as it looks when encoded."""
-    if len(key) < SHORTEST:
+    global _known
+    if len(key) < SHORTEST or key in _known:
         return
     raw = key.encode()
     forms = {
@@ -91,8 +97,10 @@ def remember(key: str) -> None:
         base64.b64encode(raw).decode().rstrip("="),
         base64.urlsafe_b64encode(raw).decode().rstrip("="),
     }
-    for form in sorted(forms, key=len, reverse=True):
-        _known[form] = None
+    # An error's text holds a repr, and is itself stored as JSON.
+    forms |= {json.dumps(form)[1:-1] for form in forms}
+    with _remembering:
+        _known = tuple(sorted({*_known, *forms}, key=len, reverse=True))
 
 
 def is_any_known() -> bool:
@@ -102,17 +110,32 @@ def is_any_known() -> bool:
 
 def holds_secret(text: str) -> bool:
     """True if a key that was resolved in this process stands in the text."""
-    return any(form in text for form in tuple(_known))
+    return any(form in text for form in _known)
 
 
 def redact(text: str) -> str:
     """The text with every known key replaced by ``[key]``."""
-    if not _known:
-        return text
-    for form in tuple(_known):
+    for form in _known:
         if form in text:
             text = text.replace(form, REDACTED)
     return text
+
+
+def redact_json(text: str) -> str:
+    """The same for JSON, which stays JSON: a key may be a number, or look like an escape."""
+    if not holds_secret(text):
+        return text
+    return json.dumps(_redacted(json.loads(text)), separators=(",", ":"))
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {redact(name): _redacted(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_redacted(part) for part in value]
+    return REDACTED if holds_secret(str(value)) else value
 
 
 class RedactingFilter(logging.Filter):

@@ -20,7 +20,7 @@ from .. import codec, lifecycle, policy, secrets
 from ..clock import Clock
 from ..errors import LifecycleError, StaleFence, UnknownName
 from ..job import Account, Added, Attempt, Event, Job, Output
-from ..secrets import redact
+from ..secrets import redact, redact_json
 
 __all__ = ["Claim", "JobFilter", "Runner", "Store", "Transition", "TurnResult"]
 
@@ -139,6 +139,7 @@ class Store(ABC):
                 if found is None and job.id not in known_ids:
                     fresh.append(job._replace(created_ms=now_ms, updated_ms=now_ms))
                     ids.append(job.id)
+                    known_ids.add(job.id)
                     if job.key:
                         known[job.key] = job
                     continue
@@ -146,7 +147,9 @@ class Store(ABC):
                 if found is None or found.payload_hash == job.payload_hash or not found.number:
                     existing += 1
                 elif found.status == "queued" and found.fence == 0:
-                    changed.append((found, _with_payload_of(found, job, now_ms)))
+                    new = _with_payload_of(found, job, now_ms)
+                    changed.append((found, new))
+                    known[new.key or ""] = new  # the next row with this key meets this one
                 else:
                     conflicts += 1
             inserted = self._insert_jobs(fresh)
@@ -221,7 +224,7 @@ class Store(ABC):
             except StaleFence:
                 if t.outcome is None:
                     continue
-                if self._has_ended(t.job, t.fence):
+                if t.outcome != "late" and self._has_ended(t.job, t.fence):
                     repeated.append(t)
                 else:
                     stale.append(t)
@@ -242,6 +245,8 @@ class Store(ABC):
     def _keep_late(self, t: Transition, now_ms: int) -> Event:
         """A result that came too late to count is kept with its attempt, files and all."""
         result_json = t.change.get("result_json")
+        if result_json is not None:
+            result_json = redact_json(result_json)
         self._late_result(t.job, t.fence, now_ms, t.outcome or "late", result_json)
         self._insert_outputs(t.outputs)
         data = codec.dumps({"outcome": t.outcome, "files": len(t.outputs)})
@@ -256,6 +261,7 @@ class Store(ABC):
         wanted: Counter[str] = Counter()
         for s in slots:
             wanted.update(dict.fromkeys(s.lanes, s.free))
+            wanted[s.lanes[0]] += live.get(s.account, 0)  # its open renders, which need no slot
         waiting = {
             lane: self._waiting(lane, min(n, claim.limit)) for lane, n in wanted.items() if n > 0
         }
@@ -266,6 +272,8 @@ class Store(ABC):
         pairs, events, attempts = [], [], []
         for grant in grants:
             before = found[grant.number]
+            if before.expires_ms is not None and before.expires_ms <= now_ms:
+                continue  # more fell due than one turn puts away; the next one does
             after, event = lifecycle.apply(
                 before, "claim", now_ms, owner=claim.owner, account=grant.account
             )
@@ -361,11 +369,12 @@ class Store(ABC):
         gone = 0
         while at_most is None or gone < at_most:
             with self.transaction():
-                found = self._finished_before(finished_before_ms, statuses, DELETE_CHUNK)
+                chunk = DELETE_CHUNK if at_most is None else min(DELETE_CHUNK, at_most - gone)
+                found = self._finished_before(finished_before_ms, statuses, chunk)
                 self._delete_jobs([job.number for job in found])
                 self._count(Counter({k: -n for k, n in _tally(found).items()}))
             gone += len(found)
-            if len(found) < DELETE_CHUNK:
+            if len(found) < chunk:
                 break
         return gone
 
@@ -638,7 +647,7 @@ def _ended(job: Job, fence: int, now_ms: int, word: str, error_json: str | None)
         job.started_ms or now_ms,
         now_ms,
         word,
-        None if error_json is None else redact(error_json),
+        None if error_json is None else redact_json(error_json),
     )
 
 
@@ -656,17 +665,13 @@ def _tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
 
 
 def _redacted_event(event: Event) -> Event:
-    clean = redact(event.data_json)
-    return event if clean == event.data_json else event._replace(data_json=clean)
+    return event._replace(data_json=redact_json(event.data_json))
 
 
 def _redacted(job: Job) -> Job:
-    texts = {
-        name: text
-        for name in ("result_json", "error_json", "reason", "stage")
-        if (text := getattr(job, name)) is not None
-    }
     cleaned: dict[str, Any] = {
-        name: clean for name, text in texts.items() if (clean := redact(text)) != text
+        name: (redact_json if name.endswith("_json") else redact)(text)
+        for name in ("result_json", "error_json", "reason", "stage")
+        if (text := getattr(job, name)) is not None and secrets.holds_secret(text)
     }
     return job._replace(**cleaned) if cleaned else job

@@ -15,7 +15,15 @@ from pathlib import Path
 
 from ..errors import StoreReadOnly
 
-__all__ = ["Ballast", "WriteMutex", "companion", "free_bytes", "process_note", "unsafe_place"]
+__all__ = [
+    "Ballast",
+    "WriteMutex",
+    "beside",
+    "companion",
+    "free_bytes",
+    "process_note",
+    "unsafe_place",
+]
 
 BALLAST_BYTES = 4 * 1024 * 1024
 
@@ -35,9 +43,14 @@ UNSAFE_FILESYSTEMS = {
 SYNCED_FOLDERS = ("dropbox", "onedrive", "google drive", "googledrive", "icloud", "nextcloud")
 
 
+def beside(database: Path) -> Path:
+    """Where the folder of vqkit's own files is, or would be."""
+    return database.with_name(database.name + "-vqkit")
+
+
 def companion(database: Path) -> Path:
     """The folder of vqkit's own files beside a database; made when missing."""
-    folder = database.with_name(database.name + "-vqkit")
+    folder = beside(database)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,8 +131,15 @@ class WriteMutex:
         self._fd = self._open()
 
     def _open(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreReadOnly(
+                f"{self.path} cannot be opened: {error.strerror}. vqkit needs write permission on"
+                " the database and its folder; copy it into a folder of your own.",
+                path=str(self.path),
+            ) from error
 
     def acquire(self) -> None:
         """Waits for its turn, however long."""
@@ -149,9 +169,13 @@ class WriteMutex:
             return None
 
     def close(self) -> None:
-        """Gives up the file; in a forked child this leaves the parent's lock alone."""
-        with contextlib.suppress(OSError):
-            os.close(self._fd)
+        """Gives up the file; in a forked child this leaves the parent's lock alone.
+
+        Twice is harmless: by then the number may be somebody else's file.
+        """
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class Ballast:

@@ -34,10 +34,10 @@ from ..errors import (
     StoreLost,
     StoreReadOnly,
 )
-from ..job import JOB_FIELDS, Account, Attempt, Event, Job, Output
+from ..job import JOB_FIELDS, STATUSES, Account, Attempt, Event, Job, Output
 from ..policy import Candidate
 from .base import JobFilter, Runner, Store
-from .files import Ballast, WriteMutex, companion, free_bytes, process_note
+from .files import Ballast, WriteMutex, beside, companion, free_bytes, process_note
 
 __all__ = ["HOT_STATEMENTS", "SqliteStore"]
 
@@ -63,6 +63,8 @@ _FIXED = {
     *("max_attempts", "created_ms"),
 }
 _MUTABLE = tuple(i for i, name in enumerate(JOB_FIELDS) if name not in _FIXED)
+# Written even where unchanged (no index holds them): itemgetter gives a tuple from two on.
+_ALWAYS = frozenset(JOB_FIELDS.index(name) for name in ("progress", "updated_ms"))
 _number = attrgetter("number")
 
 _FROM_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
@@ -127,6 +129,8 @@ class SqliteStore(Store):
             self._conn = self._connect()
             return
         self._make_folder()
+        if self.path.exists() and not beside(self.path).exists():
+            self._look_first()
         self.folder = companion(self.path)
         self.mutex = WriteMutex(self.folder / "write.lock")
         self.ballast = Ballast(self.folder / "ballast")
@@ -156,6 +160,16 @@ class SqliteStore(Store):
                 path=str(self.path),
             ) from error
 
+    def _look_first(self) -> None:
+        """Refuses a file that is not ours before anything is made beside it."""
+        conn = sqlite3.connect(self.path.as_uri() + "?mode=ro", uri=True)
+        try:
+            self._refuse_strangers(conn)
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+        finally:
+            conn.close()
+
     def _connect(self) -> sqlite3.Connection:
         try:
             conn = sqlite3.connect(
@@ -168,11 +182,10 @@ class SqliteStore(Store):
         except sqlite3.Error as error:
             raise _translated(error, self.path) from error
         try:
+            self._refuse_strangers(conn)
             if self.is_readonly:
                 conn.execute("PRAGMA query_only = 1")
-                conn.execute("SELECT count(*) FROM sqlite_master").fetchall()
             else:
-                self._refuse_strangers(conn)
                 if conn.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                     raise StoreError(f"{self.path}: SQLite cannot keep a write-ahead log there.")
                 conn.execute("PRAGMA synchronous = FULL")
@@ -253,8 +266,9 @@ class SqliteStore(Store):
         return not self._is_closed and self._look()[0] == self._inodes[0]
 
     def _reopen(self, why: str) -> None:
+        fresh = self._connect()
         self._conn.close()
-        self._conn = self._connect()
+        self._conn = fresh
         self._prepare()
         self.reopened = why
         log.warning("the database was reopened: %s", why)
@@ -268,8 +282,8 @@ class SqliteStore(Store):
             return
         self.mutex.acquire()
         try:
-            if self._look() == self._inodes:
-                self._checkpoint()
+            if self._look()[0] == self._inodes[0]:
+                self._checkpoint()  # also where the log was deleted: only we still see it
             self._conn.close()
         finally:
             self.mutex.release()
@@ -287,6 +301,8 @@ class SqliteStore(Store):
     def transaction(self) -> Iterator[None]:
         if self._is_closed:
             raise StoreLost("this queue is closed; open it again with Queue(path)")
+        if self.is_readonly:
+            raise StoreReadOnly(f"{self.path} was opened to be read only", path=str(self.path))
         self.mutex.acquire()
         try:
             self.before_write()
@@ -318,7 +334,10 @@ class SqliteStore(Store):
             self._conn.execute("COMMIT")
         except sqlite3.Error as error:
             wrong = _translated(error, self.path, is_unknown=True)
-            self._reopen(f"a commit failed ({error})")
+            try:
+                self._reopen(f"a commit failed ({error})")
+            except StoreError as again:  # a full disk, mostly; the next transaction meets it
+                log.warning("after a failed commit: %s", again)
             raise wrong from error
 
     def _after_commit(self) -> None:
@@ -336,7 +355,12 @@ class SqliteStore(Store):
                 " was open. Put it back, or open the new one with Queue(path) in a new kernel.",
                 path=str(self.path),
             )
-        self._checkpoint()
+        if not self._checkpoint():
+            # Only this connection sees the log that is gone: keep it, try after the next commit.
+            log.warning(
+                "the log of %s was deleted, and a reader keeps it from being saved", self.path
+            )
+            return
         self._reopen("its log file was deleted by another program; nothing was lost")
 
     def _checkpoint(self) -> bool:
@@ -469,7 +493,11 @@ class SqliteStore(Store):
         return inserted
 
     def _update_jobs(self, pairs: Sequence[tuple[Job, Job]]) -> None:
-        changed = [i for i in _MUTABLE if any(before[i] is not after[i] for before, after in pairs)]
+        changed = [
+            i
+            for i in _MUTABLE
+            if i in _ALWAYS or any(before[i] is not after[i] for before, after in pairs)
+        ]
         pick = itemgetter(*changed)
         rows = [
             (*pick(after), after.lane, after.is_open, before.number, before.fence, before.status)
@@ -700,7 +728,7 @@ class SqliteStore(Store):
 def _where(chosen: JobFilter) -> tuple[str, list[Any]]:
     terms: list[str] = ["number > ?"]
     params: list[Any] = [chosen.after]
-    if len(chosen.status) == 1:
+    if len(chosen.status) == 1 and chosen.status[0] in STATUSES:
         terms.append(f"status = '{chosen.status[0]}'")  # a literal, or no partial index serves it
     elif chosen.status:
         terms.append("status IN (SELECT value FROM json_each(?))")
