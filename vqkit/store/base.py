@@ -178,7 +178,7 @@ class Store(ABC):
             now_ms = self.clock.now_ms()
             stale, repeated = self._settle(transitions, now_ms)
             if runner is not None:
-                self._write_runner(runner._replace(updated_ms=now_ms))
+                self._write_runner(_redacted_runner(runner, now_ms))
             if claim is None:
                 return TurnResult(stale=tuple(stale), repeated=tuple(repeated))
             self._promote_due(now_ms)
@@ -381,6 +381,8 @@ class Store(ABC):
     def save_account(self, account: Account) -> None:
         """Adds the account, or replaces what is known of it."""
         with self.transaction():
+            if account.parked_reason is not None:
+                account = replace(account, parked_reason=redact(account.parked_reason))
             self._write_account(account)
             self._record(
                 [
@@ -402,7 +404,7 @@ class Store(ABC):
     def save_runner(self, runner: Runner, *, event: Event | None = None) -> None:
         """Adds the runner or renews its row."""
         with self.transaction():
-            self._write_runner(runner._replace(updated_ms=self.clock.now_ms()))
+            self._write_runner(_redacted_runner(runner, self.clock.now_ms()))
             if event:
                 self._record([event._replace(at_ms=self.clock.now_ms())])
 
@@ -666,6 +668,14 @@ def _tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
 
 def _redacted_event(event: Event) -> Event:
     return event._replace(data_json=redact_json(event.data_json))
+
+
+def _redacted_runner(runner: Runner, now_ms: int) -> Runner:
+    return runner._replace(
+        error=None if runner.error is None else redact(runner.error),
+        health_json=redact_json(runner.health_json),
+        updated_ms=now_ms,
+    )
 
 
 def _redacted(job: Job) -> Job:
