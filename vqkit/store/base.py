@@ -263,7 +263,10 @@ class Store(ABC):
             wanted.update(dict.fromkeys(s.lanes, s.free))
             wanted[s.lanes[0]] += live.get(s.account, 0)  # its open renders, which need no slot
         waiting = {
-            lane: self._waiting(lane, min(n, claim.limit)) for lane, n in wanted.items() if n > 0
+            # One more than may be taken shows that the limit, not the work, was the end of it.
+            lane: self._waiting(lane, min(n, claim.limit + 1))
+            for lane, n in wanted.items()
+            if n > 0
         }
         grants = policy.assign(slots, waiting)
         is_limited = len(grants) > claim.limit

@@ -16,7 +16,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -337,6 +337,9 @@ class SqliteStore(Store):
                 self._reopen(f"a commit failed ({error})")
             except StoreError as again:  # a full disk, mostly; the next transaction meets it
                 log.warning("after a failed commit: %s", again)
+                with suppress(sqlite3.Error):  # what is read until then must not be half a change
+                    if self._conn.in_transaction:
+                        self._conn.execute("ROLLBACK")
             raise wrong from error
 
     def _after_commit(self) -> None:
@@ -408,9 +411,11 @@ class SqliteStore(Store):
                 self._conn.execute("ROLLBACK")
 
     def backup(self, path: str) -> None:
-        with sqlite3.connect(path) as target:
-            self._conn.backup(target, pages=1000, sleep=0.01)
-        target.close()
+        try:
+            with closing(sqlite3.connect(path)) as target:
+                self._conn.backup(target, pages=1000, sleep=0.01)
+        except sqlite3.Error as error:
+            raise _translated(error, Path(path)) from error
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows of an ad-hoc read."""
