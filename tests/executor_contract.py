@@ -23,7 +23,7 @@ from vqkit.outputs import OutputFolder
 Handler = Callable[[ActiveJob], Any]
 
 
-# -- handlers that raise what nobody should ---------------------------------------------------
+# -- handlers that raise what nobody should -----------------------------------------------
 
 
 class OddBase(BaseException):
@@ -123,7 +123,7 @@ def misbehave(job: ActiveJob) -> Any:
     return odd[name](job) if name in odd else RAISERS[name][0](job)
 
 
-# -- handlers that return what nobody expects -------------------------------------------------
+# -- handlers that return what nobody expects ---------------------------------------------
 
 
 class BrokenRepr:
@@ -198,7 +198,7 @@ def as_async(handler: Handler) -> Handler:
     return coroutine
 
 
-# -- the contract -------------------------------------------------------------------------------
+# -- the contract -------------------------------------------------------------------------
 
 
 def return_payload(job: ActiveJob) -> Any:

@@ -185,6 +185,12 @@ class StoreContract:
         assert (added.changed, added.conflicts) == (0, 1)
         assert store.job(before.number) == before
 
+    def test_a_job_that_waits_for_its_second_try_keeps_its_payload(self, store, accounts) -> None:
+        settle(store, bring(store, "running"), "retry")
+        added = store.put([a_job("y", {"n": 2}, key="key-x")])
+        assert (added.changed, added.conflicts) == (0, 1)
+        assert store.job("id-x").payload == {"prompt": "fox x"}
+
     def test_a_put_may_be_repeated_after_an_unknown_commit(self, store) -> None:
         jobs = [a_job(1), a_job(2, key="k"), a_job(1)]
         assert (store.put(jobs).new, store.put(jobs).new) == (2, 0)
@@ -364,6 +370,18 @@ class StoreContract:
         assert store.events()[-1].type == "job.late_result"
         settle(store, again)
         assert store.job(job.number).result == "done"
+
+    def test_a_result_that_comes_after_its_attempt_was_given_up_is_kept(
+        self, store, accounts
+    ) -> None:
+        job = bring(store, "running")
+        settle(store, job, "retry")
+        before = store.job(job.number)
+        late = Transition(job.number, "complete", job.fence, CHANGES["complete"], "late")
+        assert store.turn([late]).stale == (late,)
+        assert store.job(job.number) == before
+        (attempt,) = store.attempts()
+        assert (attempt.outcome, attempt.late_result_json) == ("error", '"done"')
 
     @pytest.mark.parametrize("verb", OUTCOMES)
     def test_a_transition_repeated_after_an_unknown_commit_is_recognised(

@@ -399,16 +399,26 @@ async def test_a_silent_server_is_given_up_on(part):
     assert await read(part) == CLIP[:5000]
 
 
-async def test_what_had_arrived_before_a_cancel_is_kept(part):
+async def test_what_had_arrived_before_a_cancel_is_kept(part, monkeypatch):
+    begun = asyncio.Event()
+    loop, put = asyncio.get_running_loop(), module._put
+
+    def noted(path: Path, at: int, block: bytes) -> int:
+        loop.call_soon_threadsafe(begun.set)
+        return put(path, at, block)
+
+    monkeypatch.setattr(module, "BLOCK", 1000)
+    monkeypatch.setattr(module, "_put", noted)
     reply = Reply(200, {"Content-Length": "40000", "ETag": TAG}, CLIP[:5000], hangs=True)
     async with serving(lambda asked: reply) as server:
         task = asyncio.ensure_future(get(server.url, part))
-        while not await asyncio.to_thread(part.exists):
-            await asyncio.sleep(0.001)
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert CLIP.startswith(await read(part))
+    kept = await read(part)
+    assert kept
+    assert CLIP.startswith(kept)
 
 
 async def test_a_full_disk_is_no_provider_error(part, monkeypatch):

@@ -3,21 +3,22 @@
 ::
 
     with MockProvider(idempotency="tag", drop_after={"first": 1}) as mock:
-        render = mock.adapter()                 # a RenderProvider
-        account = mock.account("studio-a")      # an AccountKey that it accepts
+        render = mock.adapter()  # a RenderProvider
+        account = mock.account("studio-a")  # an AccountKey that it accepts
         mock.set(moderated=0.1)
         mock.billed_microusd()
 
-The server (`vqkit.mockserver`) is another process with books of its own: JSON lines, synced
-before a render is acknowledged, so that what was billed can be read after any crash, ours or
-its own. Every chance is drawn from the seed, the request's content and how often that was
-drawn before, never from the order of arrival: a run replays.
+The server (`vqkit.mockserver`) is another process with books of its own, synced before a
+render is acknowledged: what was billed can be read after any crash, ours or its own. Every
+chance is drawn from the seed, the request's content and how often that was drawn before,
+never from the order of arrival: a run replays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import http.client
 import itertools
@@ -136,25 +137,26 @@ class Knobs:
     slow_s: float = 0.0
 
     def turned(self, changes: Mapping[str, Any]) -> Knobs:
-        """These knobs with others turned. Raises ValueError for a name or word not known."""
-        types: dict[str, Any] = dict.fromkeys(CHANCES, Chance) | typing.get_type_hints(Knobs)
+        """These knobs with others turned. Raises UsageError for a name or word not known."""
+        types = _types()
         for name, value in changes.items():
             if name not in types or name == "chances":
-                raise ValueError(f"no knob named {name!r}; known: {', '.join(sorted(types))}")
+                raise UsageError(f"no knob named {name!r}; known: {', '.join(sorted(types))}")
             words = typing.get_args(types[name])
             if typing.get_origin(types[name]) is Literal and value not in words:
-                raise ValueError(f"{name}={value!r}; expected one of {words}")
-            if name in CHANCES and not _is_chance(value):
-                raise ValueError(f"{name}={value!r}; expected True, 0 to 1, or {{'first': 1}}")
+                raise UsageError(f"{name}={value!r}; expected one of {words}")
+            is_rule = isinstance(value, Mapping) and {"share", "first"}.issuperset(value)
+            is_share = isinstance(value, int | float) and 0 <= value <= 1
+            if name in CHANCES and not is_rule and not is_share:
+                raise UsageError(f"{name}={value!r}; expected True, 0 to 1, or {{'first': 1}}")
         chances = {name: value for name, value in changes.items() if name in CHANCES}
         others = {name: value for name, value in changes.items() if name not in CHANCES}
         return replace(self, chances={**self.chances, **chances}, **others)
 
 
-def _is_chance(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return {"share", "first"}.issuperset(value)
-    return isinstance(value, int | float) and 0 <= value <= 1
+@functools.cache
+def _types() -> dict[str, Any]:
+    return dict.fromkeys(CHANCES, Chance) | typing.get_type_hints(Knobs)
 
 
 @dataclass
@@ -298,7 +300,7 @@ class MockProvider:
     """
 
     def __init__(self, *, ledger: Path | None = None, **knobs: Any) -> None:
-        self._knobs = _checked(Knobs(), knobs)
+        self._knobs = Knobs().turned(knobs)
         self._config = knobs
         self._folder = None if ledger else tempfile.TemporaryDirectory(prefix="vqkit-mock-")
         self._path = ledger or Path(typing.cast(Any, self._folder).name) / "ledger.jsonl"
@@ -330,7 +332,7 @@ class MockProvider:
 
     def set(self, **knobs: Any) -> None:
         """Turns knobs, from the next request on and over restarts."""
-        self._knobs = _checked(self._knobs, knobs)
+        self._knobs = self._knobs.turned(knobs)
         self._config = self._config | knobs
         if self._process.poll() is None:
             self._control("PUT", "/_control", knobs)
@@ -373,17 +375,13 @@ class MockProvider:
                 steps += [(states[word], -1) for word in OVER if word in states]
         return max(itertools.accumulate((change for _, change in sorted(steps)), initial=0))
 
-    def account(
-        self, name: str = "a", *, model: str | None = None, generation: int = 1
-    ) -> AccountKey:
+    def account(self, name: str, *, model: str | None = None, generation: int = 1) -> AccountKey:
         """An account with a key the provider accepts; the next `generation` once it is revoked."""
         return AccountKey(name, account_key(name, generation), model)
 
-    def content(
-        self, request: Mapping[str, Any], number: int = 0, model: str | None = None
-    ) -> bytes:
-        """The bytes that result `number` of a request has."""
-        return content(fingerprint(request, model), number, self._knobs.size)
+    def content(self, request: Mapping[str, Any], number: int = 0) -> bytes:
+        """The bytes that result `number` of a request has, where no model is named."""
+        return content(fingerprint(request, None), number, self._knobs.size)
 
     def capabilities(self) -> Capabilities:
         """What the knobs, as they are now, come to."""
@@ -423,18 +421,10 @@ class MockProvider:
     def _close(self) -> None:
         self._process.stdin.close()
         self._process.stdout.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def _checked(knobs: Knobs, changes: Mapping[str, Any]) -> Knobs:
-    try:
-        return knobs.turned(changes)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        self._process.kill()
+        self._process.wait()
 
 
 class MockAdapter:
@@ -536,7 +526,7 @@ class MockAdapter:
         is_certain = kind in ("client_id", "tag")
         return [Match({"id": r["id"]}, r["created_at"], is_certain) for r in found]
 
-    async def _get(self, handle: Mapping[str, Any], account: AccountKey) -> dict[str, Any] | None:
+    async def _get(self, handle: Mapping[str, Any], account: AccountKey) -> Any:
         try:
             return await self._call("GET", _path(handle), account)
         except ProviderError as error:
@@ -545,18 +535,15 @@ class MockAdapter:
             return None
 
     async def _pages(self, query: dict[str, str], account: AccountKey) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
-        while True:
+        page, items = {"has_more": True}, list[dict[str, Any]]()
+        while page["has_more"]:
             after = {"after": items[-1]["id"]} if items else {}
             params = {"limit": "100"} | query | after
             page = await self._call("GET", "/v1/renders", account, params=params)
             items += page["items"]
-            if not page["has_more"]:
-                return items
+        return items
 
-    async def _call(
-        self, method: str, path: str, account: AccountKey, **options: Any
-    ) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, account: AccountKey, **options: Any) -> Any:
         headers = _authorization(account) | options.pop("headers", {})
         with network(f"{method} {path}"):
             async with self._client() as client:
@@ -588,8 +575,7 @@ KINDS: Mapping[str, ProviderErrorKind] = {
     "rate_limited": "rate",
     "content_policy": "moderated",
     "idempotency_key_reused": "key_reused",
-    "model_retired": "provider_gone",
-    "provider_retired": "provider_gone",
+    "retired": "provider_gone",
 }
 
 
@@ -598,7 +584,11 @@ def _refusal(response: httpx.Response) -> ProviderError:
     with contextlib.suppress(ValueError, TypeError, KeyError):  # an HTML page, say
         said = dict(response.json()["error"])
     by_status: ProviderErrorKind = "unknown" if status >= 500 or status < 400 else "invalid"
-    facts: dict[str, Any] = {"is_billed": said.get("billed"), "status": status, "code": said.get("code")}
+    facts: dict[str, Any] = {
+        "is_billed": said.get("billed"),
+        "status": status,
+        "code": said.get("code"),
+    }
     if status == 429:
         facts["retry_after_s"] = _wait_s(response, said)
     message = f"HTTP {status}: {said.get('message', 'no reason given')}"

@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from asyncio import StreamReader, StreamWriter
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -158,7 +159,7 @@ class Api:
         if token != account_key(account, generation):
             raise Refused(401, "unauthorized", "this key is not, or no longer, accepted")
         if "*" in self.knobs.retired:
-            raise Refused(410, "provider_retired", "this service has ended")
+            raise Refused(410, "retired", "this service has ended")
         return account
 
     def _of_account(self, account: str) -> list[Render]:
@@ -170,13 +171,13 @@ class Api:
         return math.inf if limit is None else limit - spent
 
     def _balance(self, account: str) -> Answer:
-        left, spent = self._left(account), sum(r.billed_microusd for r in self._of_account(account))
-        return _json({"left_microusd": None if left == math.inf else left, "spent_microusd": spent})
+        left = self._left(account)
+        return _json({"balance_microusd": None if left == math.inf else left})
 
     def _gate(self, account: str, model: str | None) -> None:
         """Limits come before chances, or a chance would depend on who was first."""
         if model in self.knobs.retired:
-            raise Refused(410, "model_retired", f"the model {model} was retired")
+            raise Refused(410, "retired", f"the model {model} was retired")
         now, per_day = self.now_ms(), _of(self.knobs.per_day, account)
         today = [r for r in self._of_account(account) if r.created_ms // DAY_MS == now // DAY_MS]
         if per_day is not None and len(today) >= per_day:
@@ -304,21 +305,16 @@ class Api:
         self._move(render, "RUNNING", at_ms, render.cost_microusd if is_billed else 0)
 
     def _end(self, render: Render, at_ms: int) -> None:
-        cost, knobs, billed = render.cost_microusd, self.knobs, render.billed_microusd
+        cost, billed, knobs = render.cost_microusd, render.billed_microusd, self.knobs
+        fates = {"moderated": cost * knobs.moderated_billed, "render_failed": billed}
         if render.state == "CANCELLING":
             self._move(render, "CANCELLED", at_ms, cost if knobs.cancel_billed else billed)
-        elif render.ends in ("moderated", "render_failed"):
-            if render.ends == "moderated":
-                billed = cost if knobs.moderated_billed else 0
-            self._move(render, "FAILED", at_ms, billed)
         else:
-            self._move(render, "SUCCEEDED", at_ms, cost)
+            word = "FAILED" if render.ends in fates else "SUCCEEDED"
+            self._move(render, word, at_ms, fates.get(render.ends, cost))
 
     def advance(self) -> float | None:
-        """Ends and starts what is due, also what fell due while the server was down.
-
-        Returns in how many seconds the next is due; None if none is.
-        """
+        """Ends and starts what is due, also what fell due in a down time; seconds to the next."""
         now, polls = self.now_ms(), self.knobs.render_polls
         at_ms = now
         while True:
@@ -436,8 +432,7 @@ class Api:
         render = self._find(call, render_id, self._account(call))
         if knobs.cancel == "none":
             raise Refused(405, "not_supported", "renders cannot be cancelled")
-        is_late = knobs.cancel == "queued_only" and render.state != "THROTTLED"
-        if is_late or render.is_over:
+        if render.is_over or (knobs.cancel == "queued_only" and render.state != "THROTTLED"):
             raise Refused(409, "too_late", f"the render is {render.state}")
         self._move(render, "CANCELLING", self.now_ms(), render.billed_microusd)
         if not knobs.cancel_is_async:
@@ -511,9 +506,7 @@ class Server:
         self.api = api
         self._timer: asyncio.TimerHandle | None = None
 
-    async def serve(
-        self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def serve(self, host: str, reader: StreamReader, writer: StreamWriter) -> None:
         """Serves one connection until either side ends it."""
         try:
             while call := await _read(host, reader):
@@ -573,7 +566,7 @@ class Server:
         return _json({"knobs": asdict(api.knobs)})
 
 
-async def _read(host: str, reader: asyncio.StreamReader) -> Call | None:
+async def _read(host: str, reader: StreamReader) -> Call | None:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError:
@@ -588,7 +581,7 @@ async def _read(host: str, reader: asyncio.StreamReader) -> Call | None:
     return Call(host, method, url.path, query=query, headers=headers, body=body)
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Answer, now_ms: int) -> bool:
+async def _send(writer: StreamWriter, answer: Answer, now_ms: int) -> bool:
     """Writes the answer; False when the connection has to end with it."""
     headers = {"Date": formatdate(now_ms / 1000, usegmt=True), **answer.headers}
     is_last = answer.coding == "close" or answer.cut is not None or "Content-Length" in headers

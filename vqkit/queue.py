@@ -654,7 +654,8 @@ class Queue:
 
     @retention.setter
     def retention(self, keep: timedelta | None) -> None:
-        if keep is not None and (not isinstance(keep, timedelta) or keep <= timedelta(0)):
+        given: Any = keep
+        if given is not None and not (isinstance(given, timedelta) and given > timedelta(0)):
             raise UsageError(f"retention {keep!r}: expected a timedelta above 0, or None")
         seconds = None if keep is None else keep.total_seconds()
         self._write(lambda s: s.set_setting("retention_s", seconds))

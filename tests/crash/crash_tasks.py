@@ -26,6 +26,7 @@ import vqkit.run
 import vqkit.store.migrations
 from vqkit import GiveUp, Queue, Retry
 from vqkit.errors import PumpError, StoreError
+from vqkit.outputs import OutputFolder
 from vqkit.providers import local as _local  # noqa: F401 - loaded once, before anything forks
 from vqkit.store.files import WriteMutex
 from vqkit.store.sqlite import SqliteStore
@@ -362,6 +363,39 @@ def interrupts(db: str, ledger: str, seed: int, told: str) -> None:
         Path(told).write_text(json.dumps({"count": at.count, "longest_s": at.longest_s}))
 
 
+async def async_file(job: Any) -> str:
+    LEDGER.write("begin", job)
+    with job.output(".bin") as path:
+        path.write_bytes(os.urandom(3000))
+    LEDGER.write("end", job)
+    return str(path)
+
+
+def asked_while_finishing(db: str, ledger: str, gate: str, what: str) -> None:
+    """Is told to stop, or to cancel, between a handler's return and its files' last rename."""
+    _bind(ledger, gate)
+    plain = OutputFolder.finish
+    at_it = threading.Event()
+
+    def slow(*args: Any) -> Any:
+        at_it.set()
+        until(GATE.exists, "the gate")
+        return plain(*args)
+
+    OutputFolder.finish = slow  # type: ignore[method-assign]
+    with Queue(db) as q:
+        run = q.start(async_file)
+        at_it.wait()
+        if what == "stop":
+            run.stop(grace_s=0.0)
+        else:
+            q.cancel(1)
+            until(lambda: q.events(job=1)[-1].type == "job.cancel_requested", "the wish")
+            until(lambda: next(iter(run._pump._flights.values())).is_cancelled, "to be heard")
+        GATE.touch()
+        run.stop(grace_s=None)
+
+
 def interrupted_then_closed(db: str, ledger: str, gate: str) -> None:
     """q.run() is interrupted with a job at work, called again, and the queue closed after it."""
     _bind(ledger, gate)
@@ -547,7 +581,7 @@ def _become(log: str) -> None:
 
 TASKS: dict[str, Callable[..., None]] = {
     task.__name__: task for task in (drain, batch, hold_mutex, put_one, pump_fails, leave, interrupts,
-        interrupted_then_closed, forked)
+        interrupted_then_closed, forked, asked_while_finishing)
 }
 
 if __name__ == "__main__":

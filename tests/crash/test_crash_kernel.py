@@ -50,6 +50,21 @@ def test_work_that_an_interrupted_run_follows_is_not_cut_off_by_closing(
     assert {(job["attempt"], job["crashes"]) for job in jobs} == {(1, 0)}
 
 
+@pytest.mark.parametrize("what", ["stop", "cancel"])
+def test_a_file_that_is_being_finished_is_finished_whatever_is_asked(
+    what: str, db: Path, outputs: Path, tmp_path: Path, ledger: Ledger, start: Start
+) -> None:
+    """The handler has returned: giving the job back would render it twice, and lose the file."""
+    with Queue(db) as q:
+        q.accounts.add("a", provider="async_file", capacity=1)
+        q.put({"prompt": "fox"})
+    args = {"db": db, "ledger": ledger.path, "gate": tmp_path / "gate"}
+    start("asked_while_finishing", what=what, **args).finish(20)
+    jobs = check_invariants(db, outputs=outputs)
+    assert [(job["attempt"], job["crashes"]) for job in jobs] == [(1, 0)]
+    assert ledger.count("begin") == {1: 1}
+
+
 def test_a_fork_in_a_cell_leaves_the_queue_to_the_parent(
     db: Path, tmp_path: Path, ledger: Ledger, start: Start
 ) -> None:

@@ -24,7 +24,16 @@ from .contract import Fetched, ProviderError, ProviderErrorKind
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["download", "may_keep", "network", "opened", "retry_after_s", "save", "shown", "wait_s"]
+__all__ = [
+    "download",
+    "may_keep",
+    "moment_s",
+    "network",
+    "opened",
+    "retry_after_s",
+    "save",
+    "wait_s",
+]
 
 T = TypeVar("T")
 
@@ -83,7 +92,7 @@ async def download(
 
 
 def _refuse(response: httpx.Response, clock: Clock) -> None:
-    status, what = response.status_code, shown(response.url)
+    status, what = response.status_code, _shown(response.url)
     media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if status == 200 and media not in ("text/html", "application/xhtml+xml"):
         return
@@ -104,7 +113,7 @@ async def save(
 
     Raises ProviderError `unknown` for a body that ends early, is too long, or is empty.
     """
-    what, coding, size, received = shown(response.url), _coding(response), at, 0
+    what, coding, size, received = _shown(response.url), _coding(response), at, 0
     tag, buffer = _tag(response), bytearray()
 
     def wrong(found: str) -> ProviderError:
@@ -196,7 +205,7 @@ async def opened(
         target = httpx.URL(url)
     is_home = True
     for _ in range(REDIRECTS_MAX + 1):
-        what = f"{method} {shown(target)}"
+        what = f"{method} {_shown(target)}"
         with network(what, bad=bad):
             headers = {**plain, **(secret if is_home else {})}
             request = client.build_request(
@@ -239,12 +248,13 @@ def network(what: str, *, bad: ProviderErrorKind = "invalid") -> Iterator[None]:
         # Their texts repeat headers and URLs, so there may be a key in them.
         raise ProviderError(f"{what}: the URL or a header cannot be sent", bad) from None
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-        raise ProviderError(f"{what}: no connection ({_name(error)})", "not_sent") from error
+        text = f"{what}: no connection ({_name(error)})"
+        raise ProviderError(text, "not_sent", is_billed=False) from error
     except (httpx.HTTPError, OSError) as error:  # OSError: TLS that fails while reading
         raise ProviderError(f"{what}: broken off ({_name(error)})", "unknown") from error
 
 
-def shown(url: httpx.URL) -> str:
+def _shown(url: httpx.URL) -> str:
     """A URL for messages: without its query, where signatures stand, and without user names."""
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}{url.path}"
 
@@ -255,9 +265,7 @@ def retry_after_s(headers: Mapping[str, str], *, now_ms: int, is_limit: bool) ->
     `is_limit`: the answer is a refusal, so the reset time that every answer carries counts.
     Dates are read against the server's own clock where it tells its time.
     """
-    now_s = now_ms / 1000
-    with suppress(TypeError, ValueError):
-        now_s = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else now_s
+    now_s = moment_s(headers.get("date")) or now_ms / 1000
     names = ["retry-after-ms", "retry-after"]
     if is_limit:
         names += ["x-ratelimit-reset", "ratelimit-reset", "x-ratelimit-reset-requests"]
@@ -284,11 +292,16 @@ def wait_s(value: Any, *, now_s: float, is_ms: bool = False) -> float | None:
         if text and parts:
             scaled = zip(parts.groups("0"), (3600, 60, 1, 0.001), strict=True)
             return sum(float(n) * unit for n, unit in scaled)
+    moment = moment_s(text)
+    return None if moment is None else max(0.0, moment - now_s)
+
+
+def moment_s(text: Any) -> float | None:
+    """The Unix time of an HTTP or ISO date, UTC where it names no zone; None for other things."""
     for read in (parsedate_to_datetime, datetime.fromisoformat):
-        with suppress(TypeError, ValueError, OverflowError):
+        with suppress(TypeError, ValueError, OverflowError, AttributeError):
             when = read(text)
-            when = when.replace(tzinfo=UTC) if when.tzinfo is None else when
-            return max(0.0, when.timestamp() - now_s)
+            return (when.replace(tzinfo=UTC) if when.tzinfo is None else when).timestamp()
     return None
 
 

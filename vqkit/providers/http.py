@@ -40,13 +40,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, get_args
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from ..clock import Clock, SystemClock
 from ..codec import encode, plain
@@ -83,20 +81,13 @@ _ABSENT: Any = object()
 
 # What a status means where the declaration and the words say nothing. The rest of the 4xx
 # is `invalid`; all else, and above all a 5xx, is `unknown`: it may have been accepted.
-_STATUSES: Mapping[int, ProviderErrorKind] = {
-    301: "provider_gone",
-    307: "provider_gone",
-    308: "provider_gone",
-    401: "auth",
-    402: "no_funds",
-    403: "auth",
-    407: "not_sent",
-    408: "unknown",
-    409: "unknown",
-    410: "provider_gone",
-    421: "not_sent",
-    425: "not_sent",
-}
+_STATUSES: Sequence[tuple[ProviderErrorKind, tuple[int, ...]]] = (
+    ("provider_gone", (301, 307, 308, 410)),  # a POST is not sent on: base_url is out of date
+    ("auth", (401, 403)),
+    ("no_funds", (402,)),
+    ("not_sent", (407, 421, 425)),
+    ("unknown", (408, 409)),
+)
 _WORDS_OF_429: Sequence[tuple[ProviderErrorKind, re.Pattern[str]]] = (
     ("concurrency", re.compile(r"concurren|simultaneous|in parallel|queue.?full|too_many_running")),
     ("no_funds", re.compile(r"insufficient.?(quota|balance|credit|fund)|not enough credit")),
@@ -115,7 +106,6 @@ _WAIT_S = (
 )
 _TOO_LATE = (400, 404, 409, 410, 422)  # what a cancel gets for a render that has ended
 _UNIT_MICROUSD = {"dollars": 1_000_000, "cents": 10_000}
-_SUFFIXES = {"video/mp4": ".mp4", "image/png": ".png", "image/jpeg": ".jpg", "audio/mpeg": ".mp3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +134,7 @@ class HttpApi:
     - `result`: a second GET once the state is succeeded, where outputs are not in the first.
     - `extra_in`: where in the body fields without a placeholder go; None drops them.
     - `idempotency`: the header that carries our key, ``"Idempotency-Key: {idempotency_key}"``.
-    - `keep`: more of the submit's reply to poll with, by the name templates use.
-    - `states`: every word of the provider's that is not "running"; others count as running.
+    - `states`: the provider's words; one that is not here counts as running, and is logged.
     - `outputs`: a reply path, or a path of the API's own that begins with ``/``.
     - `ok_codes`: if any, a 2xx whose `error_code` is none of them is an error.
     - `kinds`: error codes (``"SAFETY.*"``) and statuses (``"503"``) to kinds, first match.
@@ -165,7 +154,6 @@ class HttpApi:
     headers: Mapping[str, str] = field(default_factory=dict)
     auth: str = "Authorization: Bearer {key}"
     idempotency: str = ""
-    keep: Mapping[str, str] = field(default_factory=dict)
     id: str = "id"
     state: str = "status"
     progress: str = "progress"
@@ -185,30 +173,34 @@ class HttpApi:
     capabilities: Capabilities = field(default_factory=Capabilities)
 
     def __post_init__(self) -> None:
-        kind, listing = self.capabilities.idempotency, self.listing
-        sent = {*_names(self.body), *_names(self.submit), *_names(self.idempotency)}
-        if urlsplit(self.base_url).scheme not in ("http", "https"):
-            raise UsageError(f"base_url is {self.base_url!r}; expected https://…")
-        for line in filter(None, (self.submit, self.poll, self.result, self.cancel)):
-            if not re.fullmatch(r"[A-Z]+ (/|\{\+).*", line):
-                raise UsageError(f"{line!r} is no request; expected one like 'GET /tasks/{{id}}'")
-        for given, known in ((self.states, State), (self.kinds, ProviderErrorKind)):
-            if odd := set(given.values()) - set(get_args(known)):
-                raise UsageError(f"unknown {sorted(odd)}; known: {', '.join(get_args(known))}")
-        if kind not in ("list", "none") and "idempotency_key" not in sent:
-            raise UsageError(f"idempotency is {kind!r}, but nothing sends {{idempotency_key}}")
-        if kind == "tag" and not (listing and listing.tag):
-            raise UsageError("idempotency is 'tag', which needs a listing with its tag")
-        if kind == "list" and not (listing and listing.echo):
-            raise UsageError("idempotency is 'list', which needs a listing with its echo")
-        if self.cost_unit == "credits" and self.cost and self.credit_microusd <= 0:
-            raise UsageError("cost_unit is 'credits', which needs credit_microusd, one's worth")
-        for path in (self.id, self.state, self.progress, self.cost, self.error_code, self.expires):
+        kind, listing = self.capabilities.idempotency, self.listing or HttpList(path="")
+        lines = [line for line in (self.submit, self.poll, self.result, self.cancel) if line]
+        bad = [line for line in lines if not re.fullmatch(r"[A-Z]+ /.*", line)]
+        odd = {*self.states.values(), *self.kinds.values()}
+        odd -= {*get_args(State), *get_args(ProviderErrorKind)}
+        sent = {*_names([self.body, self.submit, self.idempotency])}
+        is_url = urlsplit(self.base_url).scheme in ("http", "https")
+        for is_wrong, said in (
+            (not is_url, f"base_url is {self.base_url!r}; expected https://…"),
+            (bad, f"{bad} are no requests; expected such as 'GET /tasks/{{id}}'"),
+            (odd, f"{sorted(odd)} are no State and no ProviderErrorKind"),
+            (
+                kind not in ("list", "none") and "idempotency_key" not in sent,
+                f"idempotency is {kind!r}, but nothing sends {{idempotency_key}}",
+            ),
+            (kind == "tag" and not listing.tag, "idempotency 'tag' needs a listing with its tag"),
+            (kind == "list" and not listing.echo, "idempotency 'list' needs a listing's echo"),
+            (
+                self.cost_unit == "credits" and self.cost and self.credit_microusd <= 0,
+                "cost_unit 'credits' needs credit_microusd, what one is worth",
+            ),
+        ):
+            if is_wrong:
+                raise UsageError(said)
+        paths = [self.id, self.state, self.progress, self.cost, self.error_code, self.expires]
+        paths += [self.error_message, self.poll_after, self.retry_after]
+        for path in (*paths, "" if self.outputs.startswith("/") else self.outputs):
             _steps(path)
-        for path in (self.error_message, self.poll_after, self.retry_after, *self.keep.values()):
-            _steps(path)
-        if not self.outputs.startswith("/"):
-            _steps(self.outputs)
 
 
 # ------------------------------------------------------------------ paths and templates
@@ -305,11 +297,8 @@ class _Reply:
     def is_web_page(self) -> bool:
         return "html" in self.headers.get("content-type", "")
 
-    def all(self, path: str) -> list[Any]:
-        return pick(self.doc, path, self.headers) if path else []
-
     def first(self, path: str) -> Any:
-        return next(iter(self.all(path)), None)
+        return next(iter(pick(self.doc, path, self.headers)), None) if path else None
 
     def words(self, path: str) -> str:
         found = self.first(path)
@@ -320,16 +309,10 @@ class _Reply:
     def moment_ms(self, path: str) -> int | None:
         """A time in the reply, UTC milliseconds: a Unix time or a date; None for neither."""
         value = self.first(path)
-        if isinstance(value, str) and re.fullmatch(r"[\d.]+", value):
-            value = _number(value)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return round(value if value > 1e11 or path.endswith("ms") else value * 1000)
-        for read in (datetime.fromisoformat, parsedate_to_datetime):
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
-                when = read(value)
-                when = when.replace(tzinfo=UTC) if when.tzinfo is None else when
-                return round(when.timestamp() * 1000)
-        return None
+        if (number := _number(value)) is not None:
+            return round(number if number > 1e11 or path.endswith("ms") else number * 1000)
+        moment_s = transfer.moment_s(value)
+        return None if moment_s is None else round(moment_s * 1000)
 
 
 def _number(value: Any) -> float | None:
@@ -361,7 +344,7 @@ def _echoes(item: _Reply, echo: Mapping[str, str], request: Mapping[str, Any]) -
 
 
 class HttpProvider:
-    """A RenderProvider for what an `HttpApi` describes. `aclose` it, or use ``async with``.
+    """A RenderProvider for what an `HttpApi` describes. `aclose` it on the loop it was used on.
 
     `submit_timeout_s` is long on purpose: a submit we give up on is a render in doubt. It
     and `poll_timeout_s` are for the whole exchange, `download_timeout_s` for a silence.
@@ -381,7 +364,7 @@ class HttpProvider:
         import httpx
 
         self.name, self.api, self.capabilities = name, api, api.capabilities
-        self._home = httpx.URL(api.base_url.rstrip("/"))
+        self._home = httpx.URL(api.base_url)
         self._tls = _tls()  # reads files, so not on the loop
         self._connect_s, self._submit_s = connect_timeout_s, submit_timeout_s
         self._poll_s, self._download_s = poll_timeout_s, download_timeout_s
@@ -390,12 +373,6 @@ class HttpProvider:
         self._strange: set[str] = set()
         self._clients: dict[bool, httpx.AsyncClient] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def __aenter__(self) -> HttpProvider:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Closes the connections; a later call opens new ones."""
@@ -422,8 +399,7 @@ class HttpProvider:
             found = key
         if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
             raise self._error(reply, account, f"{api.submit} (accepted, but no id at {api.id!r})")
-        more = {name: reply.first(path) for name, path in api.keep.items()}
-        return Submitted({**kept, **more, "id": found}, self._cost(reply), self._poll_after(reply))
+        return Submitted({**kept, "id": found}, self._cost(reply), self._poll_after(reply))
 
     async def poll(self, handle: Mapping[str, Any], *, account: AccountKey) -> Status:
         api = self.api
@@ -438,23 +414,25 @@ class HttpProvider:
         if word.casefold() not in self._states and word not in self._strange:
             self._strange.add(word)
             log.warning("%s: state %r is not declared; taken as running", self.name, word[:80])
-        refused: ProviderError | None = None
-        replies: tuple[_Reply, ...] = (reply,)
+        replies, error = [reply], None
         if state == "succeeded" and api.result:
             try:
-                replies = (await self._call(api.result, handle, account), reply)
-            except ProviderError as error:
-                if error.kind not in ("invalid", "moderated", "render_failed"):
+                replies.insert(0, await self._call(api.result, handle, account))
+            except ProviderError as failure:
+                # fal says here that a render failed. All else says nothing of the render.
+                is_verdict = failure.facts.get("status") in (400, 422)
+                if not is_verdict and failure.kind not in ("moderated", "render_failed"):
                     raise
-                refused = error
-        links = self._links(replies[0], handle) if state == "succeeded" and not refused else ()
+                error = failure
+                error.facts["kind"] = "moderated" if error.kind == "moderated" else "render_failed"
+        links = self._links(replies[0], handle) if state == "succeeded" and not error else ()
         ended: State = "failed" if state == "succeeded" and not links else state
-        costs = (self._cost(one) for one in replies)
-        cost = next((one for one in costs if one is not None), None)
-        error_ = self._failure(replies, refused, account) if ended == "failed" else None
-        is_billed = self._is_billed(state, ended, error_, cost)
-        if error_ is not None:
-            error_.facts["is_billed"] = is_billed
+        cost = next((c for r in replies if (c := self._cost(r)) is not None), None)
+        if ended == "failed":
+            error = error or self._failure(replies, account)
+        is_billed = self._is_billed(state, error, cost)
+        if error is not None:
+            error.facts["is_billed"] = is_billed
         progress = _number(str(reply.first(api.progress)).rstrip("%"))
         return Status(
             ended,
@@ -464,7 +442,7 @@ class HttpProvider:
             expires_at_ms=next((t for r in replies if (t := r.moment_ms(api.expires))), None),
             cost_microusd=cost,
             is_billed=is_billed,
-            error=error_,
+            error=error,
             stage=word[:80] or None,
         )
 
@@ -532,8 +510,7 @@ class HttpProvider:
                 is_ours = _echoes(item, listing.echo, values)
             is_unclear = is_unclear or is_ours is None
             if is_ours:
-                more = {name: item.first(path) for name, path in self.api.keep.items()}
-                handle = {**kept, **more, "id": item.first(listing.id)}
+                handle = {**kept, "id": item.first(listing.id)}
                 made_ms = since_ms if made_ms is None else made_ms
                 matches[handle["id"]] = Match(handle, made_ms, is_certain=bool(listing.tag))
         if is_unclear and not matches:
@@ -629,7 +606,8 @@ class HttpProvider:
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if sink and status == 200 and re.match(r"(image|video|audio)/|application/octet-", media):
             limit.reschedule(None)
-            path = sink(self.api.suffix or _SUFFIXES.get(media, ""))
+            kind = "" if media.startswith("application") else f".{media.partition('/')[2]}"
+            path = sink(self.api.suffix or kind)
             await transfer.save(response, path)
             return _Reply(status, headers, _ABSENT, file=path)
         body = bytearray()
@@ -671,18 +649,11 @@ class HttpProvider:
         return self._clients[is_fresh]
 
     def _url(self, path: str, values: Mapping[str, Any]) -> str:
-        import httpx
-
         try:
-            url = _fill_path(path, values)
+            return self.api.base_url.rstrip("/") + _fill_path(path, values)
         except KeyError as error:
             text = f"{self.name}: {path} needs {error.args[0]!r}, which is not given"
             raise ProviderError(text, "invalid", is_billed=False) from error
-        url = url if "://" in url.partition("?")[0] else f"{self._home}{url}"
-        with transfer.network(f"{self.name}: {path}"):
-            if transfer.may_keep(self._home, httpx.URL(url)):
-                return url
-        raise ProviderError(f"{self.name}: {path} leads to another host", "invalid")
 
     def _secret(self, account: AccountKey) -> dict[str, str]:
         name, _, value = self.api.auth.partition(":")
@@ -699,7 +670,7 @@ class HttpProvider:
         """What polling needs of the request. Raises, before anything is sent, where it lacks."""
         api = self.api
         lines = [api.poll, api.result, api.cancel, api.outputs if api.outputs[:1] == "/" else ""]
-        names = set(_names(lines)) - {"id", *api.keep}
+        names = set(_names(lines)) - {"id"}
         if missing := sorted(name for name in names if values.get(name) in (None, "")):
             text = f"{self.name} needs {', '.join(missing)} in the request"
             raise ProviderError(text, "invalid", is_billed=False)
@@ -713,7 +684,8 @@ class HttpProvider:
         place = body
         for name in filter(None, api.extra_in.split(".")):
             place = place.setdefault(name, {})
-        used = set(_names([api.body, api.submit, api.poll, api.result, api.cancel]))
+        used = set(_names([api.poll, api.result, api.cancel])) - {"id"}
+        used.update(_names([api.body, api.submit]))
         for name, value in request.items():
             if name not in used and place.setdefault(name, value) != value:
                 text = f"{self.name} sets {name!r} itself, to {place[name]!r}, not {value!r}"
@@ -741,16 +713,18 @@ class HttpProvider:
             return "key_reused"
         if status == 0:
             return "render_failed"
-        return _STATUSES.get(status, "invalid" if 400 <= status < 500 else "unknown")
+        rest: ProviderErrorKind = "invalid" if 400 <= status < 500 else "unknown"
+        return next((kind for kind, known in _STATUSES if status in known), rest)
 
     def _error(self, reply: _Reply, account: AccountKey, line: str) -> ProviderError:
         api = self.api
         code, message = reply.words(api.error_code), reply.words(api.error_message)
         kind = self._kind(reply.status, code, message)
-        if reply.status == 404 and line == api.poll and not self._declared_kind(404, code):
+        if reply.status == 404 and kind == "invalid" and line != api.submit:
             kind = "unknown"
         is_billed = self.capabilities.is_moderated_billed if kind == "moderated" else None
         text = message or code or ("a web page" if reply.is_web_page else reply.text)
+        text = text or reply.headers.get("location", "")
         return ProviderError(
             f"{self.name}: {line} gave HTTP {reply.status}: {_clean(text, account)}",
             kind,
@@ -760,29 +734,21 @@ class HttpProvider:
             code=_clean(code, account),
         )
 
-    def _failure(
-        self, replies: Sequence[_Reply], refused: ProviderError | None, account: AccountKey
-    ) -> ProviderError:
+    def _failure(self, replies: Sequence[_Reply], account: AccountKey) -> ProviderError:
         """Why a render failed: what the replies say, else that it ended without a result."""
-        if refused is not None:
-            is_moderated = refused.kind == "moderated"
-            kind: ProviderErrorKind = "moderated" if is_moderated else "render_failed"
-            return ProviderError(str(refused), kind, code=refused.facts.get("code", ""))
         code = next((c for r in replies if (c := r.words(self.api.error_code))), "")
         text = next((m for r in replies if (m := r.words(self.api.error_message))), "")
         words = _clean(text or code or "it ended without a result", account)
         kind = self._kind(0, code, text)
         return ProviderError(f"{self.name}: {words}", kind, code=_clean(code, account))
 
-    def _is_billed(
-        self, said: State, ended: State, error: ProviderError | None, cost: int | None
-    ) -> bool | None:
+    def _is_billed(self, said: State, error: ProviderError | None, cost: int | None) -> bool | None:
         if cost is not None:
             return cost > 0
         if error is not None and error.kind == "moderated":
             return self.capabilities.is_moderated_billed
-        if ended == "succeeded":
-            return True
+        if said == "succeeded":
+            return None if error is not None else True
         if said in ("failed", "cancelled"):
             return {"submit": True, "success": False}.get(self.capabilities.billed_on)
         return None
@@ -812,10 +778,11 @@ class HttpProvider:
 
     def _links(self, reply: _Reply, handle: Mapping[str, Any]) -> tuple[Link, ...]:
         outputs = self.api.outputs
-        found = [self._url(outputs, handle)] if outputs[:1] == "/" else reply.all(outputs)
+        found = [self._url(outputs, handle)] if outputs[:1] == "/" else pick(reply.doc, outputs)
         flat = [one for many in found for one in (many if isinstance(many, list) else [many])]
         flat = [one.get("url") if isinstance(one, Mapping) else one for one in flat]
-        urls = [one if "://" in one else str(self._home.join(one)) for one in flat if _is_url(one)]
+        here = f"{self.api.base_url.rstrip('/')}/"
+        urls = [urljoin(here, one) for one in flat if isinstance(one, str) and one.strip()]
         return tuple(Link(url, self.api.suffix or _suffix(url)) for url in dict.fromkeys(urls))
 
 
@@ -834,10 +801,6 @@ def _values(request: Mapping[str, Any], account: AccountKey, key: str) -> Mappin
 def _clean(text: str, account: AccountKey) -> str:
     text = redact(text)
     return " ".join((text.replace(account.key, "[key]") if account.key else text).split())[:300]
-
-
-def _is_url(value: Any) -> bool:
-    return isinstance(value, str) and value.strip() != ""
 
 
 def _suffix(url: str) -> str:
