@@ -18,6 +18,7 @@
     ├── LifecycleError               a verb that the job's status does not allow
     │   └── StaleFence               a write by somebody who no longer holds the job
     ├── PumpError                    the pump has stopped; ``__cause__`` says why
+    ├── InDoubt                      a paid call whose answer was lost; only its provider knows
     ├── CredentialError              a credential reference that gives no key
     └── JobsFailed                   raised by ``Summary.check()`` and ``Queue.check()``
 
@@ -38,6 +39,7 @@ __all__ = [
     "CredentialError",
     "GiveUp",
     "HandlerError",
+    "InDoubt",
     "JobCancelled",
     "JobsFailed",
     "LifecycleError",
@@ -139,6 +141,10 @@ class StaleFence(LifecycleError):
 
 class PumpError(VqkitError):
     """The pump has stopped and hands out no more work; ``__cause__`` says why."""
+
+
+class InDoubt(VqkitError):
+    """A paid call may or may not have been made. It is not made again until somebody knows."""
 
 
 class CredentialError(VqkitError):

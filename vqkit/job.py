@@ -26,6 +26,7 @@ __all__ = [
     "Output",
     "RowProblem",
     "Status",
+    "Step",
     "content_key",
     "lane_of",
 ]
@@ -48,6 +49,8 @@ class Job(NamedTuple):
     `number` counts up in the order jobs were put; `id` is made by whoever put the job.
     `attempt` counts tries that were spent, `crashes` those that a crash ended, `fence`
     every claim ever made: whoever does not hold the newest fence can change nothing.
+    `generation` counts the renders asked for; `handle_json` is the provider's name of the
+    one that is open.
     """
 
     number: int
@@ -75,6 +78,7 @@ class Job(NamedTuple):
     fence: int = 0
     owner: str | None = None
     account: str | None = None
+    generation: int = 0
     handle_json: str | None = None
     result_json: str | None = None
     error_json: str | None = None
@@ -298,6 +302,33 @@ class Account:
     parked_until_ms: int | None = None
     parked_reason: str | None = None
     limits_json: str = "{}"
+
+
+class Step(NamedTuple):
+    """A durable checkpoint of a job: what it was to do, and what came of it.
+
+    `state` is "intent" from before a paid call until its answer is kept, then "done".
+    `key` is the idempotency key, the same at every try of one generation. `job` is the
+    job's number, `fence` the attempt that began it.
+    """
+
+    job: int
+    name: str
+    generation: int
+    state: str
+    is_paid: bool
+    key: str
+    fence: int
+    account: str | None
+    request_json: str | None
+    value_json: str | None
+    begun_ms: int
+    ended_ms: int | None = None
+
+    @property
+    def value(self) -> Any:
+        """What the step gave, once it is done."""
+        return codec.loads(self.value_json)
 
 
 class Output(NamedTuple):

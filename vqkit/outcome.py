@@ -22,8 +22,11 @@ class Outcome:
     timed_out     it took longer than the job's `timeout_s`
     crashed       its worker process died under it
     cancelled     it stopped because the user asked
+    doubt         a paid call's answer was lost; it is not made again until somebody knows
     released      the pump stopped; the work was ended and goes back untouched
     ============  =====================================================================
+
+    `is_fresh`: the render itself failed, so the next try asks for another one.
     """
 
     kind: Literal[
@@ -34,6 +37,7 @@ class Outcome:
         "timed_out",
         "crashed",
         "cancelled",
+        "doubt",
         "released",
     ]
     result_json: str | None = None
@@ -41,3 +45,4 @@ class Outcome:
     error_json: str | None = None
     delay_s: float = 0.0
     reason: str | None = None
+    is_fresh: bool = False

@@ -133,6 +133,8 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
         case "snoozed":
             until_ms = now_ms + round(outcome.delay_s * 1000)
             return Decision("snooze", {"not_before_ms": until_ms, "reason": outcome.reason})
+        case "doubt":
+            return Decision("doubt", {"error_json": outcome.error_json, "reason": outcome.reason})
         case "gave_up":
             return Decision("fail", {"error_json": outcome.error_json, "reason": outcome.reason})
         case "crashed":
@@ -146,21 +148,32 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
     change: dict[str, Any] = {"error_json": outcome.error_json, "reason": reason}
     if outcome.kind == "crashed":
         change["crashed"] = True
+    if outcome.is_fresh:
+        change["fresh"] = True
     if is_last:
         return Decision("fail", change)
     change["not_before_ms"] = now_ms + round(delay_s * 1000)
     return Decision("retry", change)
 
 
-def reclaim_decision(job: Job, finished_result_json: str | None, max_crashes: int) -> Decision:
+def reclaim_decision(
+    job: Job, finished_result_json: str | None, max_crashes: int, doubt: str | None = None
+) -> Decision:
     """What becomes of a job whose owner died.
 
     `finished_result_json` is what its handler had returned, where its finished files prove
-    that it had (promise P5); then nothing runs again. Otherwise it is queued again and a
-    crash is counted, up to the ceiling.
+    that it had (promise P5); then nothing runs again. `doubt` names a paid step that was
+    begun and has no receipt: nobody here can know whether it was done. Otherwise the job is
+    queued again and a crash is counted, up to the ceiling; a render that is open is
+    collected whatever the ceiling, for it is paid.
     """
     if finished_result_json is not None:
         return Decision("reclaim", {"to": "completed", "result_json": finished_result_json})
+    if doubt is not None:
+        reason = f"the process died while {doubt!r} was being sent; nobody knows if it arrived"
+        return Decision("reclaim", {"to": "in_doubt", "reason": reason})
+    if job.is_open and not job.cancel_requested:
+        return Decision("reclaim", {"to": "queued", "reason": "its process died"})
     if job.crashes + 1 >= max_crashes and not job.cancel_requested:
         error = {
             "type": "Crashed",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .. import codec, lifecycle, policy, secrets
 from ..clock import Clock
 from ..errors import LifecycleError, StaleFence, UnknownName
-from ..job import Account, Added, Attempt, Event, Job, Output
+from ..job import Account, Added, Attempt, Event, Job, Output, Step
 from ..secrets import redact, redact_json
 
 __all__ = ["Claim", "JobFilter", "Runner", "Store", "Transition", "TurnResult"]
@@ -359,6 +359,97 @@ class Store(ABC):
             self._delete_runner(owner)
         return Counter(after.status for _, after in pairs)
 
+    def begin_step(
+        self, number: int, fence: int, name: str, *, is_paid: bool, request_json: str | None
+    ) -> Step:
+        """Begins a step of a running job, or gives the one that is there.
+
+        A paid step is on record as an intent, with its key, before it is done. One that is
+        there already as an intent was begun by an attempt that never told its end. Raises
+        StaleFence for whoever no longer holds the job.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            after, event = lifecycle.apply(job, "begin", now_ms, fence, name=name)
+            for step in self.steps(number):
+                if (step.generation, step.name) == (job.generation, name):
+                    return step
+            key = step_key(job, name)
+            fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
+            step = Step(*fields, request_json, None, now_ms)
+            if is_paid:
+                self._write([(job, after)])
+                self._write_step(step)
+                self._record([event])
+        return step
+
+    def end_step(
+        self, step: Step, fence: int, value_json: str, handle_json: str | None = None
+    ) -> None:
+        """Keeps what a step gave. With `handle_json` it opened a render at its account."""
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(step.job)
+            change = {"name": step.name}
+            if handle_json is not None:
+                change["handle_json"] = handle_json
+            after, event = lifecycle.apply(job, "step", now_ms, fence, **change)
+            self._write([(job, after)])
+            self._write_step(_done(step, value_json, now_ms))
+            self._record([event])
+
+    def drop_step(self, step: Step, fence: int) -> None:
+        """Takes an intent back: it certainly was not done."""
+        with self.transaction():
+            lifecycle.apply(self.job(step.job), "begin", self.clock.now_ms(), fence)
+            self._delete_step(step)
+
+    def resolve(
+        self,
+        number: int,
+        *,
+        to: str = "queued",
+        value_json: str | None = None,
+        handle_json: str | None = None,
+        is_fresh: bool = False,
+        reason: str | None = None,
+    ) -> Job:
+        """Ends a job's doubt, by the user's or the provider's word, and returns the job.
+
+        With `value_json` the step in doubt is done and gave that; with `handle_json` its
+        render is open. Without either it was not sent, or with `is_fresh` another one is
+        to be made; `to="failed"` gives up.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
+            if handle_json is not None:
+                change["handle_json"] = handle_json
+            after, event = lifecycle.apply(job, "resolve", now_ms, **change)
+            for step in self.steps(number):
+                if step.state == "intent" and step.generation == job.generation:
+                    if value_json is not None:
+                        self._write_step(_done(step, value_json, now_ms))
+                    elif not is_fresh and to == "queued":
+                        self._delete_step(step)
+            self._write([(job, after)])
+            self._record([event])
+        return after
+
+    def close_render(self, number: int, note: str) -> None:
+        """Forgets the open render of a finished job: its provider has been told, or is done."""
+        with self.transaction():
+            job = self.job(number)
+            if job.is_terminal and job.is_open:
+                closed = job._replace(handle_json=None, updated_ms=self.clock.now_ms())
+                self._write([(job, closed)])
+                data = codec.dumps({"note": note})
+                self._record(
+                    [Event("job.render_closed", number, self.clock.now_ms(), data_json=data)]
+                )
+
     def prune(
         self, finished_before_ms: int, statuses: Sequence[str], *, at_most: int | None = None
     ) -> int:
@@ -536,6 +627,14 @@ class Store(ABC):
         """Finished files, of one job or all."""
 
     @abstractmethod
+    def steps(self, job: int) -> list[Step]:
+        """A job's steps, in the order they were begun."""
+
+    @abstractmethod
+    def owned_handles(self, account: str) -> set[str]:
+        """The handles of renders that jobs of this account have, or once had, as JSON."""
+
+    @abstractmethod
     def accounts(self) -> list[Account]:
         """All accounts, by name."""
 
@@ -606,6 +705,10 @@ class Store(ABC):
     @abstractmethod
     def _insert_outputs(self, outputs: Sequence[Output]) -> None: ...
     @abstractmethod
+    def _write_step(self, step: Step) -> None: ...
+    @abstractmethod
+    def _delete_step(self, step: Step) -> None: ...
+    @abstractmethod
     def _count(self, delta: Mapping[tuple[str, str, str], int]) -> None: ...
     @abstractmethod
     def _kept_counts(self) -> dict[tuple[str, str, str], int]: ...
@@ -630,6 +733,15 @@ def _with_payload_of(found: Job, job: Job, now_ms: int) -> Job:
         row=job.row,
         updated_ms=now_ms,
     )
+
+
+def step_key(job: Job, name: str) -> str:
+    """The idempotency key of a step: the same at every try, new with each generation."""
+    return f"vqkit-{codec.content_hash(job.id, job.generation, name)}"
+
+
+def _done(step: Step, value_json: str, now_ms: int) -> Step:
+    return step._replace(state="done", value_json=redact(value_json), ended_ms=now_ms)
 
 
 def _origin(job: Job) -> str:

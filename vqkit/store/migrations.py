@@ -41,6 +41,7 @@ CREATE TABLE jobs (
     fence INTEGER NOT NULL DEFAULT 0 CHECK (fence >= 0),
     owner TEXT,
     account TEXT,
+    generation INTEGER NOT NULL DEFAULT 0 CHECK (generation >= 0),
     handle TEXT CHECK (handle IS NULL OR json_valid(handle)),
     result TEXT CHECK (result IS NULL OR json_valid(result)),
     error TEXT CHECK (error IS NULL OR json_valid(error)),
@@ -70,6 +71,7 @@ CREATE INDEX jobs_expiring ON jobs (expires_ms)
 CREATE INDEX jobs_live ON jobs (account) WHERE status = 'running' OR is_open = 1;
 CREATE INDEX jobs_owned ON jobs (owner, cancel_requested) WHERE status = 'running';
 CREATE INDEX jobs_failed ON jobs (number) WHERE status = 'failed';
+CREATE INDEX jobs_in_doubt ON jobs (number) WHERE status = 'in_doubt';
 
 CREATE TABLE attempts (
     job INTEGER NOT NULL,
@@ -100,13 +102,18 @@ CREATE INDEX events_job ON events (job) WHERE job IS NOT NULL;
 CREATE TABLE steps (
     job INTEGER NOT NULL,
     name TEXT NOT NULL,
-    generation INTEGER NOT NULL DEFAULT 0,
+    generation INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('intent', 'done')),
-    key TEXT,
-    request_hash TEXT,
+    is_paid INTEGER NOT NULL CHECK (is_paid IN (0, 1)),
+    key TEXT NOT NULL,
+    fence INTEGER NOT NULL,
+    account TEXT,
+    request TEXT CHECK (request IS NULL OR json_valid(request)),
     value TEXT CHECK (value IS NULL OR json_valid(value)),
-    updated_ms INTEGER NOT NULL,
-    PRIMARY KEY (job, name, generation)
+    begun_ms INTEGER NOT NULL,
+    ended_ms INTEGER,
+    PRIMARY KEY (job, generation, name),
+    CHECK ((state = 'done') = (ended_ms IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE accounts (

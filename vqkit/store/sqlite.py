@@ -34,7 +34,7 @@ from ..errors import (
     StoreLost,
     StoreReadOnly,
 )
-from ..job import JOB_FIELDS, STATUSES, Account, Attempt, Event, Job, Output
+from ..job import JOB_FIELDS, STATUSES, Account, Attempt, Event, Job, Output, Step
 from ..policy import Candidate
 from .base import JobFilter, Runner, Store
 from .files import Ballast, WriteMutex, beside, companion, free_bytes, process_note
@@ -631,6 +631,30 @@ class SqliteStore(Store):
         else:
             found = self._conn.execute(f"{sql} WHERE job = ? ORDER BY fence, path", (job,))
         return [Output(*row) for row in found.fetchall()]
+
+    def steps(self, job: int) -> list[Step]:
+        found = self._conn.execute(
+            "SELECT job, name, generation, state, is_paid, key, fence, account, request, value,"
+            " begun_ms, ended_ms FROM steps WHERE job = ? ORDER BY generation, begun_ms, name",
+            (job,),
+        )
+        return [Step(*row) for row in found.fetchall()]
+
+    def owned_handles(self, account: str) -> set[str]:
+        found = self._conn.execute(
+            "SELECT value FROM steps WHERE account = ? AND is_paid = 1 AND state = 'done'",
+            (account,),
+        )
+        return {row[0] for row in found.fetchall()}
+
+    def _write_step(self, step: Step) -> None:
+        self._bulk("INSERT OR REPLACE INTO steps ", [step])
+
+    def _delete_step(self, step: Step) -> None:
+        self._conn.execute(
+            "DELETE FROM steps WHERE job = ? AND generation = ? AND name = ?",
+            (step.job, step.generation, step.name),
+        )
 
     # -- counters, accounts, settings, runners ----------------------------------------------
 
