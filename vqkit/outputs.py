@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .job import Job, Output
+from .receipts import Receipts
 
 __all__ = ["Made", "OutputFolder", "slug"]
 
@@ -58,6 +59,7 @@ class OutputFolder:
 
     def __init__(self, root: Path, manifests: Path) -> None:
         self.root, self.manifests = root, manifests
+        self.receipts = Receipts(manifests.parent / "receipts.jsonl")
 
     # -- while a handler runs (perhaps in another process) -------------------------------
 

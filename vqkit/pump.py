@@ -26,6 +26,7 @@ from .clock import Clock, SystemClock
 from .errors import (
     CredentialError,
     GiveUp,
+    InDoubt,
     JobCancelled,
     Snooze,
     StoreError,
@@ -416,7 +417,7 @@ class Pump:
                 continue
             flight = _Flight(job, provider, self._executors[provider.executor])
             self._flights[job.number, job.fence] = flight
-            flight.notes = Notes(self._deliver_to(job))
+            flight.notes = Notes(self._deliver_to(job), self._steps_of(job), self._loop)
             flight.task = asyncio.create_task(self._fly(flight, account.credential))
 
     def _deliver_to(self, job: Job) -> Callable[[str, dict[str, Any]], None]:
@@ -427,6 +428,18 @@ class Pump:
             self._noted.append(Transition(job.number, verb, job.fence, change))
 
         return deliver
+
+    def _steps_of(self, job: Job) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """What an attempt may do with its job's steps, as the holder of its fence."""
+
+        async def steps(verb: str, **arguments: Any) -> Any:
+            if verb == "begin_step":
+                arguments = {"number": job.number, "request_json": None, **arguments}
+            return await self._patiently(
+                lambda store: getattr(store, verb)(fence=job.fence, **arguments)
+            )
+
+        return steps
 
     async def _fly(self, flight: _Flight, credential: str | None) -> None:
         """Runs one attempt to whatever end, and hands its outcome on. Never raises."""
@@ -502,6 +515,8 @@ class Pump:
         """The outcome of an attempt whose handler raised."""
         if isinstance(error, JobCancelled) and flight.is_cancelled:
             return Outcome("cancelled", reason="cancelled by you")
+        if isinstance(error, InDoubt):
+            return Outcome("doubt", error_json=_error_json(error, frames), reason=str(error))
         if isinstance(error, GiveUp):
             return Outcome("gave_up", error_json=_error_json(error, frames), reason=error.reason)
         if isinstance(error, Snooze):

@@ -13,7 +13,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 from ..attempt import ActiveJob, frames_of
@@ -126,8 +128,18 @@ class _Worker:
                 if self._seen_end is not None and self._seen_end[0] == tag:
                     with contextlib.suppress(RuntimeError):  # the loop has ended
                         self._seen_end[1]()
-            elif self._notes is not None and self._notes[0] == tag:
+            elif self._notes is None or self._notes[0] != tag:
+                continue
+            elif verb == "call":
+                self._notes[1].begin_call(**change).add_done_callback(self._answer)
+            else:
                 self._notes[1].post(verb, change)
+
+    def _answer(self, done: Future[Any]) -> None:
+        """Tells the worker what became of a call about its job's steps."""
+        error = done.exception()
+        with contextlib.suppress(OSError):  # the worker is gone: its flight hears of that
+            self._pipe.send((False, error) if error is not None else (True, done.result()))
 
     def kill(self) -> None:
         """Ends the process and whatever it started, now."""
@@ -143,6 +155,8 @@ class _Worker:
 
 _pipe: Connection | None = None
 _sending = threading.Lock()
+_calling = threading.Lock()
+_answers: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
 
 def _begin_worker(pipe: Connection) -> None:
@@ -155,10 +169,11 @@ def _begin_worker(pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """The parent never writes: the pipe can only end, when the parent is gone."""
+    """Takes the parent's answers; when the pipe ends, the parent is gone, and so are we."""
     with contextlib.suppress(EOFError, OSError):
         assert _pipe is not None
-        _pipe.recv()
+        while True:
+            _answers.put(_pipe.recv())
     os.killpg(0, signal.SIGKILL)
 
 
@@ -175,6 +190,17 @@ class _PipeChannel:
 
     def is_cancelled(self) -> bool:
         return False
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        with _calling:
+            self.post("call", {"verb": verb, **arguments})
+            is_good, answer = _answers.get()
+        if not is_good:
+            raise answer
+        return answer
+
+    async def acall(self, verb: str, **arguments: Any) -> Any:
+        return self.call(verb, **arguments)
 
 
 def _work(

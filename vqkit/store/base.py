@@ -361,8 +361,8 @@ class Store(ABC):
 
     def begin_step(
         self, number: int, fence: int, name: str, *, is_paid: bool, request_json: str | None
-    ) -> Step:
-        """Begins a step of a running job, or gives the one that is there.
+    ) -> tuple[Step, bool]:
+        """Begins a step, or gives the one that is there, and whether an earlier attempt began it.
 
         A paid step is on record as an intent, with its key, before it is done. One that is
         there already as an intent was begun by an attempt that never told its end. Raises
@@ -374,7 +374,7 @@ class Store(ABC):
             after, event = lifecycle.apply(job, "begin", now_ms, fence, name=name)
             for step in self.steps(number):
                 if (step.generation, step.name) == (job.generation, name):
-                    return step
+                    return step, step.fence != fence
             key = step_key(job, name)
             fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
             step = Step(*fields, request_json, None, now_ms)
@@ -382,7 +382,7 @@ class Store(ABC):
                 self._write([(job, after)])
                 self._write_step(step)
                 self._record([event])
-        return step
+        return step, False
 
     def end_step(
         self, step: Step, fence: int, value_json: str, handle_json: str | None = None
@@ -398,6 +398,21 @@ class Store(ABC):
             self._write([(job, after)])
             self._write_step(_done(step, value_json, now_ms))
             self._record([event])
+
+    def repair_step(self, step: Step, value_json: str, handle_json: str | None) -> None:
+        """Keeps what a receipt says a step gave, for an attempt that did not live to say it.
+
+        The caller holds the dead owner's lock, or the job is in doubt.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(step.job)
+            if handle_json is not None:
+                after = job._replace(handle_json=handle_json, updated_ms=now_ms)
+                self._write([(job, after)])
+            self._write_step(_done(step, value_json, now_ms))
+            data = codec.dumps({"name": step.name, "from": "receipt"})
+            self._record([Event("job.step_done", job.number, now_ms, data_json=data)])
 
     def drop_step(self, step: Step, fence: int) -> None:
         """Takes an intent back: it certainly was not done."""
