@@ -12,9 +12,10 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from random import random
 from typing import Any
 
 from . import codec, secrets, steps
@@ -116,6 +117,49 @@ class ActiveJob:
         """
         run = steps.once_async if self.is_async else steps.once
         return run(self._channel, self._folder.receipts, name, function, paid)
+
+    # -- for vqkit's own render engine ---------------------------------------------------------
+
+    @property
+    def handle(self) -> dict[str, Any] | None:
+        """The provider's name of the render that is open, if one is."""
+        handle: dict[str, Any] | None = codec.loads(self._job.handle_json)
+        return handle
+
+    @property
+    def has_credential(self) -> bool:
+        """True if the account names a key."""
+        return self._credential is not None
+
+    @property
+    def is_cancel_wanted(self) -> bool:
+        """True once the user has asked for this job to stop."""
+        return self._channel.is_cancelled()
+
+    def draw(self) -> float:
+        """A number in [0, 1) to spread waits by."""
+        return random()
+
+    async def paid_step(
+        self, name: str, function: Callable[..., Any], request: Mapping[str, Any]
+    ) -> Any:
+        """A paid step that keeps its request as evidence."""
+        return await steps.once_async(
+            self._channel,
+            self._folder.receipts,
+            name,
+            function,
+            True,
+            codec.dumps(dict(request), "request"),
+        )
+
+    def kept_part(self, suffix: str, count: int) -> Path:
+        """A file that outlives the attempt: what is paid for is fetched once, over all tries."""
+        return self._folder.kept_part(self._job, suffix, count)
+
+    def output_name(self, suffix: str, count: int) -> str:
+        """The name the finished file shall have."""
+        return self._folder.part(self._job, suffix, count)[1]
 
     @contextmanager
     def output(self, suffix: str) -> Iterator[Path]:

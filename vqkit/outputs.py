@@ -74,6 +74,14 @@ class OutputFolder:
         # The fence keeps an attempt that was given up from writing into its successor's file.
         return folder / f"{job.id}.{job.fence}.{count}{suffix}", name
 
+    def kept_part(self, job: Job, suffix: str, count: int) -> Path:
+        """The same file at every try of one generation, for what must be fetched only once."""
+        folder = self.root / PART_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        safe = suffix if re.fullmatch(r"(\.[A-Za-z0-9]{1,12})?", suffix) else ""
+        # No number between the dots: `sweep` leaves it alone.
+        return folder / f"{job.id}.g{job.generation}.{count}{safe}"
+
     # -- when it has returned --------------------------------------------------------------
 
     def finish(self, job: Job, made: Sequence[Made], result_json: str) -> tuple[Output, ...]:

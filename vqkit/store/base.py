@@ -646,8 +646,12 @@ class Store(ABC):
         """A job's steps, in the order they were begun."""
 
     @abstractmethod
-    def owned_handles(self, account: str) -> set[str]:
-        """The handles of renders that jobs of this account have, or once had, as JSON."""
+    def paid_values(self, account: str) -> list[str]:
+        """What the paid steps of this account's jobs gave, as JSON."""
+
+    @abstractmethod
+    def stray_renders(self) -> list[Job]:
+        """Jobs that are over and whose render is still open at its provider."""
 
     @abstractmethod
     def accounts(self) -> list[Account]:

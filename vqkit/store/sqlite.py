@@ -640,12 +640,19 @@ class SqliteStore(Store):
         )
         return [Step(*row) for row in found.fetchall()]
 
-    def owned_handles(self, account: str) -> set[str]:
+    def paid_values(self, account: str) -> list[str]:
         found = self._conn.execute(
             "SELECT value FROM steps WHERE account = ? AND is_paid = 1 AND state = 'done'",
             (account,),
         )
-        return {row[0] for row in found.fetchall()}
+        return [row[0] for row in found.fetchall()]
+
+    def stray_renders(self) -> list[Job]:
+        return self._jobs(
+            f"{_FROM_JOBS} WHERE (status = 'running' OR is_open = 1) AND finished_ms IS NOT NULL"
+            " ORDER BY number LIMIT ?",
+            (PAGE,),
+        )
 
     def _write_step(self, step: Step) -> None:
         self._bulk("INSERT OR REPLACE INTO steps ", [step])
