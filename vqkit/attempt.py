@@ -28,9 +28,11 @@ __all__ = ["ActiveJob", "Channel", "describe_error", "plain_result"]
 
 TRACEBACK_CHARS = 8000
 MESSAGE_CHARS = 2000
+LINE_CHARS = 300
 LOG_LINES = 200
+GROUP_PARTS = 3
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent) + os.sep
 _LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -194,8 +196,8 @@ def plain_result(value: Any, made: list[Made]) -> tuple[Any, list[Made], str | N
 
     def walk(item: Any) -> Any:
         if isinstance(item, Path | os.PathLike):
-            text = os.fspath(item)
-            if text not in files and Path(text).is_file():
+            text = os.fsdecode(item)
+            if text not in files and _is_text(text) and Path(text).is_file():
                 files[text] = Made(str(Path(text).absolute()), None)
             item = text
         if isinstance(item, str) and item in files:
@@ -209,9 +211,28 @@ def plain_result(value: Any, made: list[Made]) -> tuple[Any, list[Made], str | N
     try:
         return codec.plain(walk(value), "result"), list(files.values()), None
     except PayloadError as error:
-        return {"repr": repr(value)[:MESSAGE_CHARS]}, list(files.values()), f"kept as text: {error}"
+        why = str(error)
     except RecursionError:
-        return {"repr": repr(value)[:MESSAGE_CHARS]}, list(files.values()), "kept as text: too deep"
+        why = "too deep"
+    except Exception as error:  # noqa: BLE001 - whatever an object of the user's own does
+        why = f"{type(error).__name__} when it was looked at"
+    return {"repr": _repr(value)}, list(files.values()), f"kept as text: {why}"
+
+
+def _repr(value: Any) -> str:
+    try:
+        return _bounded(repr(value)[: 2 * MESSAGE_CHARS], MESSAGE_CHARS)
+    except Exception:  # noqa: BLE001 - a broken __repr__ must not cost the result
+        return f"(a {type(value).__name__} that cannot be shown)"
+
+
+def _is_text(text: str) -> bool:
+    """False for a file name that is no UTF-8, which the database cannot hold."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # -- errors -------------------------------------------------------------------------------
@@ -241,20 +262,30 @@ def describe_error(
     mine = [frame for frame in frames if not frame[0].startswith((*_LIBRARY, _PACKAGE, "<frozen"))]
     lines = ["Traceback (most recent call last):\n"] if frames else []
     lines += [_frame_text(frame) for frame in frames]
-    lines += traceback.format_exception_only(error)
+    lines += _only(error)
+    for part in getattr(error, "exceptions", ())[:GROUP_PARTS]:  # of an ExceptionGroup
+        lines += ["\nwith\n", *map(_frame_text, frames_of(part)), *_only(part)]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     depth = 0
     while cause is not None and depth < 5:
         lines += ["\nbecause of\n", *map(_frame_text, frames_of(cause))]
-        lines += traceback.format_exception_only(cause)
+        lines += _only(cause)
         cause, depth = cause.__cause__ or cause.__context__, depth + 1
     described = {
         "type": kind,
-        "message": _bounded(_message(error), MESSAGE_CHARS),
-        "line": _line_text((mine or frames)[-1]) if frames else None,
+        "message": _bounded(message_of(error), MESSAGE_CHARS),
+        "line": _bounded(_line_text((mine or frames)[-1]), LINE_CHARS) if frames else None,
         "traceback": _bounded("".join(lines), TRACEBACK_CHARS),
     }
     return {name: value for name, value in described.items() if value is not None}
+
+
+def _only(error: BaseException) -> list[str]:
+    """Type and message, as Python shows them under a traceback."""
+    try:
+        return traceback.format_exception_only(error)
+    except Exception:  # noqa: BLE001 - a SyntaxError made by hand can break it
+        return [f"{type(error).__name__}: {message_of(error)}\n"]
 
 
 def _bounded(text: str, limit: int) -> str:
@@ -265,7 +296,8 @@ def _bounded(text: str, limit: int) -> str:
     return f"{head}\n… {len(text) - limit} characters left out …\n{tail}"
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Its message, whatever its own __str__ does."""
     try:
         return str(error)
     except Exception as second:  # noqa: BLE001 - a broken __str__ must not hide the error
@@ -293,6 +325,6 @@ def _frame_text(frame: tuple[str, int, str]) -> str:
     filename, line, function = frame
     where = _cell_name(filename) or filename
     code = linecache.getline(filename, line).strip()
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, OSError):  # not below it; or it was deleted
         where = str(Path(where).relative_to(Path.cwd()))
     return f"  {where}, line {line}, in {function}\n" + (f"    {code}\n" if code else "")

@@ -66,7 +66,7 @@ def examine(path: Path | None = None) -> list[Check]:
         checks += _queue(store)
     except (StoreError, sqlite3.Error) as error:
         advice = f"Keep the file; try: sqlite3 {path.name} .recover"
-        checks.append(Check("queue", "problem", f"{path} cannot be read: {error}", advice))
+        checks.append(Check("queue", "problem", f"{path} is damaged or no queue: {error}", advice))
     finally:
         store.close()
     return checks
@@ -257,7 +257,7 @@ def _counters(store: SqliteStore) -> Check:
         found = f"{len(off)} numbers of jobs do not match the rows"
         advice = "Something other than vqkit wrote to the file; the next run puts them right."
         return Check("counters", "warning", found, advice)
-    return Check("counters", "ok", f"{sum(store.counts().values()):,} jobs, all counted")
+    return Check("counters", "ok", f"right: {sum(store.counts().values()):,} in all")
 
 
 def _runners(store: SqliteStore) -> Check:

@@ -29,14 +29,22 @@ class RunnerLock:
     def __init__(self, folder: Path, runner_id: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{runner_id}.lock"
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if self.path.exists() and self.path.stat().st_ino == os.fstat(self._fd).st_ino:
+                break
+            os.close(self._fd)  # a reaper came between, and took it for a dead runner's
         _held.add(self)
 
-    def release(self) -> None:
-        """Ends the life sign; the runner must own nothing any more."""
+    def release(self, *, is_clean: bool = True) -> None:
+        """Ends the life sign. Where the runner may still own jobs (not clean) the file stays.
+
+        A free lock on it says "dead" at once; without it, the living process would count.
+        """
         if self._fd >= 0:
-            self.path.unlink(missing_ok=True)
+            if is_clean:
+                self.path.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
 

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .job import Output
 
-__all__ = ["Outcome"]
+__all__ = ["Effect", "Outcome"]
+
+
+class Effect(NamedTuple):
+    """What an attempt's end means for its account, or for all accounts of its provider.
+
+    `until_ms` parks it, for the `reason` given, in a sentence that says what to do.
+    `is_full` says the provider had no slot left: fewer at once from now on. `is_moderated`
+    counts towards the row of refusals that parks an account.
+    """
+
+    until_ms: int | None = None
+    reason: str | None = None
+    is_for_provider: bool = False
+    is_full: bool = False
+    is_moderated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +41,8 @@ class Outcome:
     released      the pump stopped; the work was ended and goes back untouched
     ============  =====================================================================
 
-    `is_fresh`: the render itself failed, so the next try asks for another one.
+    `is_fresh`: the render itself failed, so the next try asks for another one. `effect` is
+    what it means for the account.
     """
 
     kind: Literal[
@@ -46,3 +62,4 @@ class Outcome:
     delay_s: float = 0.0
     reason: str | None = None
     is_fresh: bool = False
+    effect: Effect | None = None

@@ -16,7 +16,7 @@ import mimetypes
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,21 +104,24 @@ class OutputFolder:
         """Drops the manifest: the database knows now."""
         self._manifest(job_id, fence).unlink(missing_ok=True)
 
-    def discard_parts(self, job_id: str) -> None:
-        """Deletes what attempts of a job that is over left unfinished."""
-        for path in (self.root / PART_FOLDER).glob(f"{job_id}.*"):
+    def discard_parts(self, job_id: str, fence: int) -> None:
+        """Deletes what an attempt that is over left unfinished."""
+        for path in (self.root / PART_FOLDER).glob(f"{job_id}.{fence}.*"):
             path.unlink(missing_ok=True)
 
-    def sweep(self, is_held: Callable[[str, int], bool]) -> None:
+    def sweep(self, held: Callable[[], Container[tuple[str, int]]]) -> None:
         """Deletes manifests and parts of attempts that hold no job any more.
 
-        `is_held` tells of a job id and a fence whether that attempt may still be at work.
+        `held` gives the attempts that may still be at work, as (job id, fence). It is asked
+        after the files were listed: another process may claim and write at any moment.
         """
-        for folder in (self.manifests, self.root / PART_FOLDER):
-            for path in folder.glob("*.*.*"):
-                job_id, fence, *_ = path.name.split(".")
-                if fence.isdigit() and not is_held(job_id, int(fence)):
-                    path.unlink(missing_ok=True)
+        folders = (self.manifests, self.root / PART_FOLDER)
+        found = [path for folder in folders for path in folder.glob("*.*.*")]
+        at_work = held() if found else ()
+        for path in found:
+            job_id, fence, *_ = path.name.split(".")
+            if fence.isdigit() and (job_id, int(fence)) not in at_work:
+                path.unlink(missing_ok=True)
 
     # -- after a crash -----------------------------------------------------------------------
 

@@ -7,14 +7,16 @@ random number or touches a file, so all of it is property-tested.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from . import codec
+from .errors import ProviderError
 from .job import Account, Job, lane_of
-from .outcome import Outcome
+from .outcome import Effect, Outcome
 from .retry import Retry
 
 __all__ = [
@@ -22,14 +24,26 @@ __all__ = [
     "Decision",
     "Grant",
     "Slots",
+    "affected",
     "assign",
+    "capacity_now",
     "decide",
     "free_slots",
     "lanes_of",
     "next_wakeup_s",
+    "provider_outcome",
     "reclaim_decision",
     "why_not",
 ]
+
+
+DAY_MS = 86_400_000
+FOR_EVER_MS = 253_402_300_799_000  # the last second of the year 9999
+RATE_S = 30.0  # how long "too many requests" rests an account when nobody says
+FULL_S = 5.0  # how long a job waits when the provider had no slot left
+NOT_SENT_S = 5.0  # how long an account rests that cannot be reached
+MODERATED_MAX = 5  # refusals in a row that park an account
+LEARNED_RISE_MS = 60_000
 
 
 class Candidate(NamedTuple):
@@ -129,7 +143,10 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
         case "cancelled":
             return Decision("acknowledge_cancel", {"reason": outcome.reason})
         case "released":
-            return Decision("release", {"reason": outcome.reason})
+            change: dict[str, Any] = {"reason": outcome.reason}
+            if outcome.delay_s:
+                change["not_before_ms"] = now_ms + round(outcome.delay_s * 1000)
+            return Decision("release", change)
         case "snoozed":
             until_ms = now_ms + round(outcome.delay_s * 1000)
             return Decision("snooze", {"not_before_ms": until_ms, "reason": outcome.reason})
@@ -145,7 +162,7 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
             allowed = job.max_attempts or retry.max_attempts
             is_last, delay_s = job.attempt >= allowed, retry.delay_s(job.attempt, u)
             reason = f"attempt {job.attempt} of {allowed} failed"
-    change: dict[str, Any] = {"error_json": outcome.error_json, "reason": reason}
+    change = {"error_json": outcome.error_json, "reason": reason}
     if outcome.kind == "crashed":
         change["crashed"] = True
     if outcome.is_fresh:
@@ -154,6 +171,86 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
         return Decision("fail", change)
     change["not_before_ms"] = now_ms + round(delay_s * 1000)
     return Decision("retry", change)
+
+
+def provider_outcome(error: ProviderError, error_json: str, now_ms: int, u: float) -> Outcome:
+    """What a provider's word means for the job and its account: the table of error kinds.
+
+    `u` in [0, 1) spreads the waits: jobs that were refused together come back apart.
+    """
+    told = str(error)
+    match error.kind:
+        case "invalid":
+            return Outcome("gave_up", error_json=error_json, reason=told)
+        case "moderated":
+            effect = Effect(is_moderated=True, reason=told)
+            return Outcome("gave_up", error_json=error_json, reason=told, effect=effect)
+        case "auth":
+            why = f"its key is not accepted ({told}); give it another, then accounts.unpark(name)"
+            return _rested(told, Effect(FOR_EVER_MS, why))
+        case "no_funds":
+            why = f"its balance is used up ({told}); top it up, then accounts.unpark(name)"
+            return _rested(told, Effect(FOR_EVER_MS, why))
+        case "quota":
+            midnight_ms = (now_ms // DAY_MS + 1) * DAY_MS
+            return _rested(told, Effect(midnight_ms, f"its allowance is used up ({told})"))
+        case "provider_gone":
+            why = f"the provider is gone ({told}); use another, then accounts.unpark(name)"
+            return _rested(told, Effect(FOR_EVER_MS, why, is_for_provider=True))
+        case "rate":
+            wait_s = RATE_S if error.retry_after_s is None else error.retry_after_s
+            until_ms = now_ms + math.ceil(wait_s * 1000)
+            effect = Effect(until_ms, f"too many requests ({told})")
+            return _rested(told, effect, wait_s + u * max(2.0, wait_s / 4))
+        case "concurrency":
+            wait_s = FULL_S if error.retry_after_s is None else error.retry_after_s
+            return _rested(told, Effect(is_full=True), wait_s * (1 + u))
+        case "not_sent":
+            wait_s = NOT_SENT_S * (1 + u)
+            until_ms = now_ms + round(NOT_SENT_S * 1000)
+            return _rested(told, Effect(until_ms, f"it could not be reached ({told})"), wait_s)
+        case "unknown" | "key_reused":
+            return Outcome("error", error_json=error_json)
+        case "result_gone":
+            return Outcome("snoozed", delay_s=RATE_S, reason=told)
+    return Outcome("error", error_json=error_json, is_fresh=True)
+
+
+def _rested(reason: str, effect: Effect, delay_s: float = 0.0) -> Outcome:
+    """The job goes back, nothing spent; the account rests."""
+    return Outcome("released", reason=reason, delay_s=delay_s, effect=effect)
+
+
+def affected(account: Account, effect: Effect, live: int, now_ms: int) -> Account:
+    """The account after an attempt's end had this effect on it."""
+    limits = codec.loads(account.limits_json)
+    until_ms, reason = effect.until_ms, effect.reason
+    if effect.is_full:
+        limits |= {"learned": max(1, live - 1), "learned_ms": now_ms}
+    if effect.is_moderated:
+        limits["moderated"] = limits.get("moderated", 0) + 1
+        if limits["moderated"] >= MODERATED_MAX:
+            until_ms = FOR_EVER_MS
+            reason = (
+                f"{limits['moderated']} prompts in a row were refused ({effect.reason}); providers"
+                " suspend accounts for that. Look at the prompts, then accounts.unpark(name)"
+            )
+    account = replace(account, limits_json=codec.encode(limits))
+    if until_ms is None or until_ms <= (account.parked_until_ms or 0):
+        return account
+    return replace(account, parked_until_ms=until_ms, parked_reason=reason)
+
+
+def capacity_now(account: Account, now_ms: int) -> int:
+    """How many jobs the account may run at once now: its capacity, or what was learned.
+
+    A provider that had no slot left lowers it; it rises again by one a minute.
+    """
+    limits = codec.loads(account.limits_json)
+    if "learned" not in limits:
+        return account.capacity
+    risen = max(0, now_ms - limits["learned_ms"]) // LEARNED_RISE_MS
+    return min(account.capacity, int(limits["learned"] + risen))
 
 
 def reclaim_decision(

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import random
 from time import monotonic
@@ -28,6 +29,7 @@ from .errors import (
     GiveUp,
     InDoubt,
     JobCancelled,
+    ProviderError,
     Snooze,
     StoreError,
     StoreFull,
@@ -43,9 +45,11 @@ from .outputs import OutputFolder
 from .policy import lanes_of
 from .providers.base import Provider
 from .recovery import Recovered, recover
+from .renders import RenderHandler
 from .retry import Retry
 from .store.base import Claim, JobFilter, Runner, Store, Transition, TurnResult
 from .store.thread import StoreThread
+from .strays import Strays
 
 __all__ = ["Health", "Pump"]
 
@@ -84,26 +88,35 @@ class _Flight:
     def __init__(self, job: Job, provider: Provider, executor: Executor) -> None:
         self.job, self.provider, self.executor = job, provider, executor
         self.task: asyncio.Task[None] | None = None
-        self.notes: Notes | None = None
+        self.notes = Notes(_no_notes)
         self.is_cancelled = False
         self.is_released = False
+        self.has_returned = False
 
     def cancel(self) -> None:
         """The user wants it stopped: ask, and end it where that is possible."""
-        if not self.is_cancelled:
-            self.is_cancelled = True
+        if self.is_cancelled:
+            return
+        self.is_cancelled = True
+        if isinstance(self.provider, RenderHandler):
+            self.notes.cancel()  # it asks its provider, and collects what is paid for
+        else:
             self._stop()
 
     def release(self) -> None:
         """The pump stops: end it where that is possible, and give the job back."""
-        if not self.is_released and self.executor.can_stop:
+        if not self.is_released and self._can_stop:
             self.is_released = True
             self._stop()
 
+    @property
+    def _can_stop(self) -> bool:
+        """Once the handler has returned, its files are made final whatever happens (P5, P8)."""
+        return self.executor.can_stop and not self.has_returned
+
     def _stop(self) -> None:
-        if self.notes is not None:
-            self.notes.cancel()
-        if self.executor.can_stop and self.task is not None:
+        self.notes.cancel()
+        if self._can_stop and self.task is not None:
             self.task.cancel()
 
 
@@ -144,6 +157,7 @@ class Pump:
             "thread": ThreadExecutor(),
             "process": ProcessExecutor(on_worker_start),
         }
+        self._strays = Strays(store, providers, outputs, self._clock)
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._ended: list[Transition] = []
         self._noted: deque[Transition] = deque()
@@ -151,8 +165,10 @@ class Pump:
         self._errands: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
         self._stop_at_s: float | None = None
+        self._fault: BaseException | None = None
         self._must_look = False
         self._seen = 0
+        self._upkeep_at_s = monotonic() + REAP_S
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._saved_health: Health | None = None
@@ -172,7 +188,7 @@ class Pump:
 
     def poke(self) -> None:
         """Something changed in the database: look now."""
-        self._ask(lambda: None)
+        self._ask(_nothing)
 
     def stop(self, grace_s: float | None) -> None:
         """Hands out no more work. After `grace_s` what can be ended is ended and given back.
@@ -194,9 +210,10 @@ class Pump:
 
         if self._loop is None:  # not begun: run() looks first thing
             function()
-            return
+            function = _nothing  # and if it began in this very moment, it is woken
         try:
-            self._loop.call_soon_threadsafe(on_loop)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(on_loop)
         except RuntimeError:  # the loop has ended: nothing is left to wake
             function()
 
@@ -207,7 +224,8 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         lock = None
         try:
-            lock = RunnerLock(self._runners, self.id)
+            # Files are made and read on the store's thread, never on the loop.
+            lock = await self._store.acall(lambda _: RunnerLock(self._runners, self.id))
             await self._begin()
             await self._work()
             self.health = Health("stopped")
@@ -219,10 +237,9 @@ class Pump:
             await self._end(lock)
 
     async def _begin(self) -> None:
-        self._row = this_process(self.id, self._clock.now_ms())
-
         def begin(store: Store) -> Recovered:
-            store.save_runner(self._row)  # type: ignore[arg-type]  # set just above
+            self._row = this_process(self.id, self._clock.now_ms())
+            store.save_runner(self._row)
             drift = store.verify_counts()
             found = self._recover(store)
             self._sweep(store)
@@ -239,12 +256,16 @@ class Pump:
         return found
 
     def _sweep(self, store: Store) -> None:
-        running = {(job.id, job.fence) for job in store.jobs(JobFilter(status=("running",)))}
-        self._outputs.sweep(lambda job_id, fence: (job_id, fence) in running)
+        def held() -> set[tuple[str, int]]:
+            return {(job.id, job.fence) for job in store.jobs(JobFilter(status=("running",)))}
+
+        self._outputs.sweep(held)
 
     async def _work(self) -> None:
         while True:
             self._wake.clear()
+            if monotonic() >= self._upkeep_at_s:  # a pump that never rests
+                await self._keep_up()
             resters, self._resters = self._resters, []
             result = await self._turn()
             self._launch(result.claimed, result.accounts)
@@ -255,30 +276,36 @@ class Pump:
                 await self._tell_resters(resters, result)
             if self._is_stopping and not self._flights and not self._ended:
                 return
-            if not result.is_limited:
-                await self._rest(result.next_ms)
+            if not result.is_limited and self.health == self._saved_health:
+                due_ms = [ms for ms in (result.next_ms, self._strays.next_ms()) if ms is not None]
+                await self._rest(min(due_ms, default=None))
+            if self._fault is not None:
+                raise self._fault
 
     async def _turn(self) -> TurnResult:
         """One transaction: settle all that has ended, claim all that is free."""
         ended, self._ended = self._ended, []
-        noted = list(self._noted)
-        self._noted.clear()
+        noted = [self._noted.popleft() for _ in range(len(self._noted))]
         claim = None if self._is_stopping else Claim(self.id, self._why_not)
         row = self._health_row()
 
-        def turn(store: Store) -> tuple[TurnResult, list[Job], bool]:
+        def turn(store: Store) -> tuple[TurnResult, list[Job], bool, list[Any]]:
             # Before the turn: what another process commits from here on is news.
             self._seen = store.changes_elsewhere()
             room = store.has_room()
             result = store.turn([*noted, *ended], claim if room else None, row)
-            adopted = self._unknown_claims(store) if self._must_look else []
-            return result, adopted, room
+            ours: list[Job] = []
+            if self._must_look:
+                ours = store.jobs(JobFilter(status=("running",), owner=self.id))
+            return result, ours, room, self._strays.find(store) if claim else []
 
         result: TurnResult
-        result, adopted, room = await self._patiently(turn)
+        result, ours, room, strays = await self._patiently(turn)
+        if strays:
+            self._errand(self._strays.see_to(strays, self._wake.set))
         self._must_look = False
-        self._launch(adopted, result.accounts)
-        self._tidy(ended, {t.job for t in result.stale})
+        self._launch(self._unknown_claims(ours, result), result.accounts)
+        self._tidy(ended)
         trouble = None if room else "the disk is nearly full: no new work until there is room"
         state = "stopping" if self._is_stopping else "paused" if result.is_paused else "running"
         self.health = Health(state, trouble, result.why if claim else self.health.why)
@@ -290,9 +317,13 @@ class Pump:
         Nothing that ended is forgotten: what could not be written is written when it can be.
         """
         wait_s, longest_s = TROUBLE_S
+        before = self.health
         while True:
             try:
-                return await self._awaiting(self._store.acall(function))
+                result = await self._awaiting(self._store.acall(function))
+                if self.health is not before:
+                    self._wake.set()  # the trouble is over: a turn takes it off the screens
+                return result
             except StoreLost:
                 raise
             except StoreError as error:
@@ -313,15 +344,15 @@ class Pump:
             self.health = Health(self.health.state, trouble, self.health.why)
         return task.result()
 
-    def _unknown_claims(self, store: Store) -> list[Job]:
-        """Jobs a lost commit claimed for us: nobody was told, so nobody works on them."""
-        ours = store.jobs(JobFilter(status=("running",), owner=self.id))
-        ended = {(t.job, t.fence) for t in self._ended}
-        return [
-            job
-            for job in ours
-            if (job.number, job.fence) not in self._flights and (job.number, job.fence) not in ended
-        ]
+    def _unknown_claims(self, ours: list[Job], result: TurnResult) -> list[Job]:
+        """Those of our jobs that a lost commit claimed: nobody was told, nobody works on them.
+
+        Sorted out on the loop and not on the store's thread: there an attempt that ends just
+        now stands for a moment neither among the flights nor among the ended.
+        """
+        known = {(t.job, t.fence) for t in self._ended} | self._flights.keys()
+        known |= {(job.number, job.fence) for job in result.claimed}
+        return [job for job in ours if (job.number, job.fence) not in known]
 
     def _why_not(self, account: Account) -> str | None:
         wrong = None
@@ -330,6 +361,9 @@ class Pump:
                 secrets.resolve(account.credential)
             except CredentialError as error:
                 wrong = str(error)
+            except Exception as error:  # noqa: BLE001 - one account's key must not stop the others
+                wrong = f"its key could not be read from {account.credential}: a"
+                wrong += f" {type(error).__name__} was raised"
         return policy.why_not(account, self._providers.keys(), wrong, self._clock.now_ms())
 
     def _health_row(self) -> Runner | None:
@@ -365,11 +399,16 @@ class Pump:
             reap_s -= until_s
             if reap_s <= 0:
                 reap_s = REAP_S
-                await self._patiently(self._prune)
-                if await self._patiently(self._reap):
+                if await self._keep_up():
                     return
-            if await self._store.acall(lambda store: store.changes_elsewhere()) != self._seen:
+            if await self._patiently(lambda store: store.changes_elsewhere()) != self._seen:
                 return
+
+    async def _keep_up(self) -> bool:
+        """What is due every few seconds, busy or not. True if there is news."""
+        self._upkeep_at_s = monotonic() + REAP_S
+        await self._patiently(self._prune)
+        return await self._patiently(self._reap)
 
     def _reap(self, store: Store) -> bool:
         """Takes over the jobs of processes that died. True if there is news."""
@@ -396,8 +435,8 @@ class Pump:
         def at_rest(store: Store) -> bool:
             return not store.owners() and (self._is_stopping or not store.has_work_for(list(lanes)))
 
-        is_busy = self._flights or self._ended or self._noted
-        if not is_busy and await self._store.acall(at_rest):
+        is_busy = self._flights or self._ended or self._noted or self._strays.is_busy
+        if not is_busy and await self._patiently(at_rest):
             for rested in resters:
                 if rested.set_running_or_notify_cancel():
                     rested.set_result(None)
@@ -419,6 +458,7 @@ class Pump:
             self._flights[job.number, job.fence] = flight
             flight.notes = Notes(self._deliver_to(job), self._steps_of(job), self._loop)
             flight.task = asyncio.create_task(self._fly(flight, account.credential))
+            flight.task.add_done_callback(partial(self._landed, flight))
 
     def _deliver_to(self, job: Job) -> Callable[[str, dict[str, Any]], None]:
         """Where an attempt's notes go; called from any thread."""
@@ -444,19 +484,24 @@ class Pump:
     async def _fly(self, flight: _Flight, credential: str | None) -> None:
         """Runs one attempt to whatever end, and hands its outcome on. Never raises."""
         job = flight.job
-        assert flight.notes is not None
         work = Work(flight.provider.handler, job, self._outputs, flight.notes, credential)
         try:
             outcome = await self._outcome(flight, work)
         except asyncio.CancelledError:
-            if flight.is_released:
-                outcome = Outcome("released", reason="the pump stopped")
-            elif flight.is_cancelled:
-                outcome = Outcome("cancelled", reason="cancelled by you")
-            else:  # the handler's own, or the loop is being torn down
-                outcome = _failed(asyncio.CancelledError("the handler was cancelled from inside"))
+            outcome = _stopped(flight)
+        except BaseException as error:  # noqa: BLE001 - a class of the user's own, or our fault
+            outcome = _failed(error)
         self._flights.pop((job.number, job.fence), None)
         self._settle(job, outcome)
+
+    def _landed(self, flight: _Flight, task: asyncio.Task[None]) -> None:
+        """Sees to it that no attempt is lost without a word."""
+        if task.cancelled():  # before its first step
+            self._flights.pop((flight.job.number, flight.job.fence), None)
+            self._settle(flight.job, _stopped(flight))
+        elif (error := task.exception()) is not None:
+            self._fault = error
+            self._wake.set()
 
     async def _outcome(self, flight: _Flight, work: Work) -> Outcome:
         job = flight.job
@@ -473,6 +518,7 @@ class Pump:
             return Outcome("crashed", error_json=_error_json(died))
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             return self._judge(flight, error)
+        flight.has_returned = True
         return await self._finish(job, returned)
 
     async def _within(self, limit_s: float, flight: _Flight, work: Work) -> Returned:
@@ -513,12 +559,18 @@ class Pump:
         frames: list[tuple[str, int, str]] | None = None,
     ) -> Outcome:
         """The outcome of an attempt whose handler raised."""
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error, frames = error.exceptions[0], None  # what a TaskGroup makes of it
         if isinstance(error, JobCancelled) and flight.is_cancelled:
             return Outcome("cancelled", reason="cancelled by you")
+        if isinstance(error, ProviderError):
+            now_ms, told = self._clock.now_ms(), _error_json(error, frames)
+            return policy.provider_outcome(error, told, now_ms, self._draw())
         if isinstance(error, InDoubt):
             return Outcome("doubt", error_json=_error_json(error, frames), reason=str(error))
         if isinstance(error, GiveUp):
-            return Outcome("gave_up", error_json=_error_json(error, frames), reason=error.reason)
+            reason = getattr(error, "reason", None) or str(error)  # a subclass may lack it
+            return Outcome("gave_up", error_json=_error_json(error, frames), reason=reason)
         if isinstance(error, Snooze):
             return Outcome("snoozed", delay_s=error.delay_s, reason=error.reason)
         if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
@@ -556,13 +608,19 @@ class Pump:
         now_ms = self._clock.now_ms()
         verb, change = policy.decide(outcome, job, self.retry, now_ms, self._draw())
         self._ended.append(
-            Transition(job.number, verb, job.fence, change, outcome.kind, outcome.outputs)
+            Transition(
+                *(job.number, verb, job.fence, change),
+                *(outcome.kind, outcome.outputs, outcome.effect),
+            )
         )
         self._wake.set()
 
-    def _tidy(self, ended: list[Transition], stale: set[int]) -> None:
-        """After the commit: manifests the database no longer needs, parts nobody finishes."""
-        done = [t for t in ended if t.outputs and t.job not in stale]
+    def _tidy(self, ended: list[Transition]) -> None:
+        """After the commit: manifests the database no longer needs, parts nobody finishes.
+
+        After a time-out a plain function may still be at its file.
+        """
+        done = [t for t in ended if t.outputs or t.outcome not in ("completed", "timed_out")]
         if not done:
             return
 
@@ -572,6 +630,7 @@ class Pump:
             for t in done:
                 if t.job in ids:
                     self._outputs.forget(ids[t.job], t.fence)
+                    self._outputs.discard_parts(ids[t.job], t.fence)
             return list(ids.values())
 
         self._errand(self._store.acall(tidy))
@@ -580,7 +639,12 @@ class Pump:
         """Does something on the side, and keeps hold of it until it is done."""
         errand = asyncio.create_task(work)
         self._errands.add(errand)
-        errand.add_done_callback(self._errands.discard)
+        errand.add_done_callback(self._back)
+
+    def _back(self, errand: asyncio.Task[Any]) -> None:
+        self._errands.discard(errand)
+        if not errand.cancelled() and (error := errand.exception()) is not None:
+            log.warning("left undone until the next start: %s", secrets.redact(repr(error)))
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -602,7 +666,13 @@ class Pump:
             if self._errands:
                 await asyncio.wait(tuple(self._errands), timeout=2.0)
             if self.error is None:
-                await self._store.acall(lambda store: store.forget_runner(self.id))
+
+                def leave(store: Store) -> None:
+                    store.forget_runner(self.id)
+                    if lock is not None:
+                        lock.release(is_clean=True)
+
+                await self._store.acall(leave)
             elif self._row is not None:
                 row = self._row._replace(state="failed", error=self.health.trouble)
                 await self._store.acall(lambda store: store.save_runner(row))
@@ -610,13 +680,33 @@ class Pump:
             log.warning("the pump's end could not be written down: %s", error)
         finally:
             if lock is not None:
-                lock.release()
+                # A pump that failed may leave jobs behind: its lock file is what tells others,
+                # and its successor in this very process, that their owner is gone.
+                lock.release(is_clean=False)
             for rested in self._resters:
                 rested.cancel()
 
 
+def _no_notes(verb: str, change: dict[str, Any]) -> None:
+    """Until an attempt is under way, nobody speaks."""
+
+
+def _nothing() -> None:
+    """No change to make: the loop is only to look."""
+
+
 def _error_json(error: BaseException, frames: list[tuple[str, int, str]] | None = None) -> str:
     return codec.dumps(describe_error(error, frames), "error")
+
+
+def _stopped(flight: _Flight) -> Outcome:
+    """The outcome of an attempt that was cancelled."""
+    if flight.is_released:
+        return Outcome("released", reason="the pump stopped")
+    if flight.is_cancelled:
+        return Outcome("cancelled", reason="cancelled by you")
+    # The handler's own doing, or the loop is being torn down.
+    return _failed(asyncio.CancelledError("the handler was cancelled from inside"))
 
 
 def _failed(error: BaseException, frames: list[tuple[str, int, str]] | None = None) -> Outcome:

@@ -63,7 +63,8 @@ def recover(
     rows = {runner.id: runner for runner in store.runners()}
     found: Counter[str] = Counter()
     owners = 0
-    for owner in sorted((rows.keys() | store.owners()) - {me}):
+    locks = {path.stem for path in runners.glob("*.lock")}
+    for owner in sorted((rows.keys() | store.owners() | locks) - {me}):
         with dead_owner(runners, owner, rows.get(owner)) as is_dead:
             if is_dead:
                 owners += 1
@@ -93,6 +94,7 @@ def _take_over(store: Store, owner: str, outputs: OutputFolder, max_crashes: int
     ends = store.reclaim(owner, decide)
     for job in left:
         outputs.forget(job.id, job.fence)
+        outputs.discard_parts(job.id, job.fence)
     return ends
 
 

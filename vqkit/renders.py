@@ -69,7 +69,7 @@ class RenderHandler:
                 return self._whole(job, answer)
             handle, wait_s = answer["handle"], answer.get("poll_after_s")
         status = await self._wait(job, handle, account, wait_s)
-        files = await self._fetch_all(job, handle, status, account)
+        files = await self.fetch_all(job, handle, status, account)
         return {"files": files, "cost_microusd": status.cost_microusd}
 
     def account_of(self, job: ActiveJob) -> AccountKey:
@@ -198,9 +198,10 @@ class RenderHandler:
 
     # -- fetching ----------------------------------------------------------------------------
 
-    async def _fetch_all(
+    async def fetch_all(
         self, job: ActiveJob, handle: Mapping[str, Any], status: Status, account: AccountKey
     ) -> list[str]:
+        """Downloads every result; the files are then among what `job` made."""
         job.stage("downloading")
         files = []
         for index in range(len(status.links)):

@@ -87,6 +87,11 @@ class Run:
     ) -> None:
         self._summarize, self._set_paused = summarize, set_paused
         self.started_s = time.monotonic()
+        self._error: BaseException | None = None
+        # A plain flag, looked at between sleeps. An interrupt inside the thread's join() makes
+        # Python 3.11 take the thread for stopped while it runs; inside an Event's wait() it
+        # can leave the Event locked for ever.
+        self._has_ended = False
         self._pump = make_pump(_leave_before_loky)
         self._thread = threading.Thread(target=self._serve, name="vqkit-pump", daemon=True)
         _running.add(self)
@@ -96,14 +101,17 @@ class Run:
         try:
             asyncio.run(self._pump.run())
         except BaseException as error:  # noqa: BLE001 - raised where the user waits
+            self._error = error
             log.error("the pump has stopped: %s: %s", type(error).__name__, error)
+        finally:
+            self._has_ended = True
 
     # -- looking ---------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
         """True until the pump has stopped, whatever stopped it."""
-        return self._thread.is_alive()
+        return not self._has_ended
 
     @property
     def is_stopping(self) -> bool:
@@ -113,7 +121,7 @@ class Run:
     @property
     def error(self) -> BaseException | None:
         """What ended the pump, if it did not end as asked."""
-        return self._pump.error
+        return self._pump.error or self._error
 
     @property
     def health(self) -> Health:
@@ -166,7 +174,7 @@ class Run:
         self._pump.stop(grace_s)
         end_s = None if grace_s is None else time.monotonic() + grace_s + LEAVE_S
         while self.is_running and (end_s is None or time.monotonic() < end_s):
-            self._thread.join(LOOK_S)
+            time.sleep(LOOK_S / 5)
         return self.following if self.is_running else 0
 
     def release(self) -> int:
@@ -185,8 +193,7 @@ class Run:
         rested = self._pump.when_at_rest()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._is_over(rested) and (end_s is None or time.monotonic() < end_s):
-            self._thread.join(LOOK_S)
-            # A thread's join can be interrupted; a future's wait would hold it up.
+            time.sleep(LOOK_S)
         rested.cancel()
         return self._summarize(self)
 
@@ -225,8 +232,8 @@ def _leave() -> None:
     for run in runs:
         run._pump.stop(0.0)
     end_s = time.monotonic() + LEAVE_S
-    for run in runs:
-        run._thread.join(max(0.0, end_s - time.monotonic()))
+    while any(run.is_running for run in runs) and time.monotonic() < end_s:
+        time.sleep(LOOK_S / 5)
 
 
 def _leave_before_loky() -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any
 
 from .errors import CredentialError, UsageError
@@ -22,6 +23,7 @@ __all__ = [
     "check_reference",
     "holds_secret",
     "is_any_known",
+    "logger",
     "redact",
     "redact_json",
     "resolve",
@@ -92,15 +94,24 @@ def remember(key: str) -> None:
         json.dumps(key)[1:-1],
         json.dumps(key, ensure_ascii=False)[1:-1],
         repr(key)[1:-1],
+        urllib.parse.quote(key),
         urllib.parse.quote(key, safe=""),
         urllib.parse.quote_plus(key),
-        base64.b64encode(raw).decode().rstrip("="),
-        base64.urlsafe_b64encode(raw).decode().rstrip("="),
+        *_in_base64(raw),
     }
     # An error's text holds a repr, and is itself stored as JSON.
     forms |= {json.dumps(form)[1:-1] for form in forms}
     with _remembering:
         _known = tuple(sorted({*_known, *forms}, key=len, reverse=True))
+
+
+def _in_base64(raw: bytes) -> Iterator[str]:
+    """What every base64 text has in it that holds these bytes, wherever in it they begin."""
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
+        whole = text[(0, 2, 3)[before] : len(text) - ((before + len(raw)) % 3 > 0)]
+        yield whole
+        yield whole.replace("+", "-").replace("/", "_")
 
 
 def is_any_known() -> bool:
@@ -138,8 +149,19 @@ def _redacted(value: Any) -> Any:
     return REDACTED if holds_secret(str(value)) else value
 
 
+def logger(name: str) -> logging.Logger:
+    """The logger of that name, with keys taken out of all it says.
+
+    Each module asks for its own: a logger's filters do not see what its children log.
+    """
+    found = logging.getLogger(name)
+    if not any(isinstance(each, RedactingFilter) for each in found.filters):
+        found.addFilter(RedactingFilter())
+    return found
+
+
 class RedactingFilter(logging.Filter):
-    """Takes keys out of log records; vqkit's own logger has it."""
+    """Takes keys out of log records; see `logger`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = redact(record.getMessage()), ()

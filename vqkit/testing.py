@@ -29,6 +29,7 @@ from .retry import Retry
 from .run import Summary
 from .store.files import companion
 from .store.sqlite import SqliteStore
+from .store.thread import StoreThread
 
 __all__ = ["ManualClock", "drain", "drained"]
 
@@ -60,7 +61,8 @@ class ManualClock:
             raise UsageError(f"advance({seconds!r}): time goes forward, expected 0 or more seconds")
         self._now_ms = round(self._now_ms + seconds * 1000, 3)
         for gate, (due_ms, _) in tuple(self._waiters.items()):
-            if due_ms <= self._now_ms and self._waiters.pop(gate, None):
+            if due_ms <= self._now_ms:
+                self._waiters.pop(gate, None)
                 gate.get_loop().call_soon_threadsafe(_open, gate)
 
     async def wait(self, event: asyncio.Event, timeout_s: float | None) -> bool:
@@ -90,8 +92,8 @@ def _open(gate: asyncio.Future[None]) -> None:
 class _LeapingClock:
     """A manual clock that leaps over each wait, unless attempts are at work meanwhile."""
 
-    def __init__(self, clock: ManualClock, queue: Queue) -> None:
-        self._clock, self._queue = clock, queue
+    def __init__(self, clock: ManualClock, store: StoreThread[SqliteStore]) -> None:
+        self._clock, self._store = clock, store
         self.is_busy: Callable[[], bool] = lambda: False
 
     def now_ms(self) -> int:
@@ -99,7 +101,7 @@ class _LeapingClock:
 
     async def wait(self, event: asyncio.Event, timeout_s: float | None) -> bool:
         await asyncio.sleep(0)
-        due_ms = None if self.is_busy() else await self._queue._shared.writer.acall(_next_due_ms)
+        due_ms = None if self.is_busy() else await self._store.acall(_next_due_ms)
         if event.is_set():
             return True
         if due_ms is None:  # real work, or another process's: only that can bring news
@@ -147,7 +149,7 @@ async def drained(
         shared.providers[provider.name] = provider
         queue._ensure_account(provider.name, None)
     clock = clock or ManualClock(SystemClock().now_ms())
-    leaping = _LeapingClock(clock, queue)
+    leaping = _LeapingClock(clock, shared.writer)
     pump = Pump(
         shared.writer,
         providers=shared.providers,

@@ -8,11 +8,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .. import codec
 from ..attempt import ActiveJob, plain_result
 from ..job import Job
 from ..outputs import Made, OutputFolder
 
 __all__ = ["Executor", "HandlerRaised", "Notes", "Returned", "Work", "WorkerDied"]
+
+RESULT_BYTES_MAX = 1024 * 1024  # pages of 500 rows are read at once
 
 
 class Notes:
@@ -79,8 +82,15 @@ class Returned:
 
     @classmethod
     def of(cls, value: Any, active: ActiveJob) -> Returned:
-        """What the handler of `active` returned."""
-        return cls(*plain_result(value, active.made))
+        """What the handler of `active` returned. What is too large for a row becomes a file."""
+        value, made, warning = plain_result(value, active.made)
+        if len(text := codec.encode(value)) > RESULT_BYTES_MAX:
+            with active.output(".json") as path:
+                path.write_text(text, encoding="ascii")
+            made.append(active.made[-1])
+            value = {"file": made[-1].name}
+            warning = f"the result has {len(text):,} bytes of JSON; it is kept as a file"
+        return cls(value, made, warning)
 
 
 class HandlerRaised(Exception):

@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from ..attempt import ActiveJob, frames_of
+from ..attempt import ActiveJob, frames_of, message_of
+from ..errors import GiveUp, JobCancelled, Snooze
 from ..job import Job
 from ..outputs import OutputFolder
 from .base import HandlerRaised, Notes, Returned, Work, WorkerDied
@@ -44,10 +45,11 @@ class ProcessExecutor:
     def __init__(self, on_start: Callable[[], None] = lambda: None) -> None:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
+        self._is_closed = False
         self._on_start = on_start
 
     async def run(self, work: Work) -> Returned:
-        worker = self._idle.pop() if self._idle else await self._start()
+        worker = self._take_idle() or await self._start()
         try:
             returned = await worker.run(work)
         except HandlerRaised:
@@ -60,14 +62,41 @@ class ProcessExecutor:
         self._idle.append(worker)
         return returned
 
+    def _take_idle(self) -> _Worker | None:
+        """A worker that waits for work; one that died meanwhile (no memory) is nobody's crash."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_alive():
+                return worker
+            self._all.discard(worker)
+            worker.kill()
+        return None
+
     async def _start(self) -> _Worker:
         # Importing loky and starting a process takes tenths of a second: not on the loop.
-        worker: _Worker = await in_thread(_Worker, "vqkit-worker-start")
-        self._all.add(worker)
+        starting = asyncio.ensure_future(in_thread(_Worker, "vqkit-worker-start"))
+        starting.add_done_callback(self._started)
+        try:
+            worker: _Worker = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(self._leave_idle)
+            raise
         self._on_start()
         return worker
 
+    def _started(self, starting: asyncio.Future[_Worker]) -> None:
+        if not starting.cancelled() and starting.exception() is None:
+            self._all.add(starting.result())
+            if self._is_closed:
+                self.close()
+
+    def _leave_idle(self, starting: asyncio.Future[_Worker]) -> None:
+        """Its job was cancelled while it started: the next one gets it."""
+        if not starting.cancelled() and starting.exception() is None and not self._is_closed:
+            self._idle.append(starting.result())
+
     def close(self) -> None:
+        self._is_closed = True
         for worker in tuple(self._all):
             worker.kill()
         self._all.clear()
@@ -140,6 +169,12 @@ class _Worker:
         error = done.exception()
         with contextlib.suppress(OSError):  # the worker is gone: its flight hears of that
             self._pipe.send((False, error) if error is not None else (True, done.result()))
+
+    def is_alive(self) -> bool:
+        """False once the process is gone. Looks only; loky fetches its exit status."""
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return False
 
     def kill(self) -> None:
         """Ends the process and whatever it started, now."""
@@ -217,13 +252,19 @@ def _work(
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error itself if it survives pickling, or one of the same name and message."""
+    """The error itself if it survives pickling, or one of the same name and message.
+
+    Signals stay signals: a GiveUp that could not travel would be retried.
+    """
     import pickle
 
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - whatever its own pickling does
-        stand_in = type(type(error).__name__, (Exception,), {})
-        copy: Exception = stand_in(str(error))
+        name = type(error).__name__
+        if isinstance(error, Snooze):
+            return Snooze(error.delay_s, error.reason)
+        base = next((kind for kind in (GiveUp, JobCancelled) if isinstance(error, kind)), Exception)
+        copy: BaseException = type(name, (base,), {})(message_of(error))
         return copy
     return error

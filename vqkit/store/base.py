@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from .. import codec, lifecycle, policy, secrets
 from ..clock import Clock
 from ..errors import LifecycleError, StaleFence, UnknownName
 from ..job import Account, Added, Attempt, Event, Job, Output, Step
+from ..outcome import Effect
 from ..secrets import redact, redact_json
 
 __all__ = ["Claim", "JobFilter", "Runner", "Store", "Transition", "TurnResult"]
@@ -41,6 +42,7 @@ class Transition(NamedTuple):
     change: Mapping[str, Any] = MappingProxyType({})
     outcome: str | None = None
     outputs: tuple[Output, ...] = ()
+    effect: Effect | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Store(ABC):
             now_ms = self.clock.now_ms()
             stale, repeated = self._settle(transitions, now_ms)
             if runner is not None:
-                self._write_runner(runner._replace(updated_ms=now_ms))
+                self._write_runner(_redacted_runner(runner, now_ms))
             if claim is None:
                 return TurnResult(stale=tuple(stale), repeated=tuple(repeated))
             self._promote_due(now_ms)
@@ -214,6 +216,8 @@ class Store(ABC):
         outputs: list[Output] = []
         stale: list[Transition] = []
         repeated: list[Transition] = []
+        effects: list[tuple[str, Effect]] = []
+        good: set[str] = set()
         for t in transitions:
             before, job = pairs.get(t.job) or (found[t.job],) * 2 if t.job in found else (None,) * 2
             if job is None or before is None:  # pruned meanwhile
@@ -236,11 +240,49 @@ class Store(ABC):
             if t.outcome is not None:
                 word = "cancelled" if after.status == "cancelled" else t.outcome
                 ends.append(_ended(job, t.fence, now_ms, word, t.change.get("error_json")))
+            if t.effect is not None and job.account is not None:
+                effects.append((job.account, t.effect))
+            elif t.verb == "complete" and job.account is not None:
+                good.add(job.account)
         self._write(list(pairs.values()))
         self._end_attempts(ends)
         self._insert_outputs(outputs)
+        events += self._affect(effects, good, now_ms)
         self._record(events)
         return stale, repeated
+
+    def _affect(
+        self, effects: Sequence[tuple[str, Effect]], good: Set[str], now_ms: int
+    ) -> list[Event]:
+        """What attempts' ends mean for their accounts; a good one ends a row of refusals."""
+        before = {account.name: account for account in self.accounts()}
+        after = dict(before)
+        live = self.live_counts() if effects else {}
+        for name in good & before.keys():
+            limits = codec.loads(after[name].limits_json)
+            if limits.pop("moderated", 0):
+                after[name] = replace(after[name], limits_json=codec.encode(limits))
+        for name, effect in effects:
+            for account in list(after.values()):
+                is_meant = account.name == name or (
+                    effect.is_for_provider and account.provider == before[name].provider
+                )
+                if is_meant:
+                    taken = live.get(account.name, 0) + 1  # the refused one has just been let go
+                    after[account.name] = policy.affected(account, effect, taken, now_ms)
+        changed = [a for name, a in after.items() if a != before[name]]
+        for account in changed:
+            self._write_account(account)
+        return [
+            Event(
+                "account.parked",
+                at_ms=now_ms,
+                level="warning",
+                data_json=codec.dumps({"name": a.name, "reason": redact(a.parked_reason or "")}),
+            )
+            for a in changed
+            if a.parked_until_ms != before[a.name].parked_until_ms
+        ]
 
     def _keep_late(self, t: Transition, now_ms: int) -> Event:
         """A result that came too late to count is kept with its attempt, files and all."""
@@ -255,7 +297,11 @@ class Store(ABC):
     def _claim(self, claim: Claim, able: Sequence[Account], now_ms: int) -> tuple[list[Job], bool]:
         live = self.live_counts()
         slots = [
-            policy.Slots(a.name, a.provider, policy.free_slots(a.capacity, live.get(a.name, 0)))
+            policy.Slots(
+                a.name,
+                a.provider,
+                policy.free_slots(policy.capacity_now(a, now_ms), live.get(a.name, 0)),
+            )
             for a in able
         ]
         wanted: Counter[str] = Counter()
@@ -487,6 +533,8 @@ class Store(ABC):
     def save_account(self, account: Account) -> None:
         """Adds the account, or replaces what is known of it."""
         with self.transaction():
+            if account.parked_reason is not None:
+                account = replace(account, parked_reason=redact(account.parked_reason))
             self._write_account(account)
             self._record(
                 [
@@ -508,7 +556,7 @@ class Store(ABC):
     def save_runner(self, runner: Runner, *, event: Event | None = None) -> None:
         """Adds the runner or renews its row."""
         with self.transaction():
-            self._write_runner(runner._replace(updated_ms=self.clock.now_ms()))
+            self._write_runner(_redacted_runner(runner, self.clock.now_ms()))
             if event:
                 self._record([event._replace(at_ms=self.clock.now_ms())])
 
@@ -797,6 +845,14 @@ def _tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
 
 def _redacted_event(event: Event) -> Event:
     return event._replace(data_json=redact_json(event.data_json))
+
+
+def _redacted_runner(runner: Runner, now_ms: int) -> Runner:
+    return runner._replace(
+        error=None if runner.error is None else redact(runner.error),
+        health_json=redact_json(runner.health_json),
+        updated_ms=now_ms,
+    )
 
 
 def _redacted(job: Job) -> Job:

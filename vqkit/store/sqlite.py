@@ -12,7 +12,6 @@ Claiming and settling a job took 7 ms in such a kernel row by row, and takes 0.1
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sqlite3
 import sys
@@ -23,7 +22,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-from .. import codec
+from .. import codec, secrets
 from ..clock import Clock, SystemClock
 from ..errors import (
     NewerDatabase,
@@ -41,7 +40,7 @@ from .files import Ballast, WriteMutex, beside, companion, free_bytes, process_n
 
 __all__ = ["HOT_STATEMENTS", "SqliteStore"]
 
-log = logging.getLogger("vqkit.store")
+log = secrets.logger("vqkit.store")
 
 APPLICATION_ID = 0x76716B74  # "vqkt"
 BUSY_TIMEOUT_S = 30.0

@@ -1,0 +1,876 @@
+"""The command line: run a sheet to its end, look at a queue, change one's mind.
+
+Only `run`, `cancel` and `requeue` write to a queue, and only `run` sends work. What a script
+asks for with ``--json`` goes to stdout, and nothing else does; words for people go to stderr
+then. What people read is one plain line a fact.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from . import __version__, doctor, html, intake
+from .accounts import CAPACITY_MAX, check_capacity
+from .clock import SystemClock, iso, local_text
+from .errors import NotAQueue, PumpError, UsageError, VqkitError
+from .job import STATUSES, Added, Event, Job
+from .liveness import is_alive
+from .queue import Queue
+from .run import Run, Summary
+from .snapshot import Snapshot, duration_text, take
+from .store.base import JobFilter
+from .store.sqlite import SqliteStore
+
+__all__ = ["main"]
+
+T = TypeVar("T")
+
+PROVIDERS = ("local",)
+ACCOUNTS, CAPACITY, ACCOUNTS_MAX = 2, 2, 1000
+GRACE_S = 30.0  # how long work in flight may go on after the first Ctrl-C
+LOOK_S = 0.2
+LINE_S = 2.0  # at most one line of progress in this time where there is no terminal
+FOLLOW_S = 0.3
+PROBLEMS_SHOWN, FAILURES_SHOWN, FILES_SHOWN, ACCOUNTS_SHOWN = 10, 10, 20, 12
+EVENTS_SHOWN = JOBS_SHOWN = 50
+PAGE = 1000
+SIGNS = {"completed": "█", "failed": "x", "running": "▒", "in_doubt": "?", "cancelled": "-"}
+JOINERS = "\u200c\u200d"  # emoji and scripts need them; all else unprintable is shown as �
+
+
+class _Failed(click.ClickException):
+    """One red line instead of a traceback."""
+
+    def show(self, file: Any = None) -> None:
+        click.secho(f"error: {self.message}", fg="red", err=True)
+
+
+class _Misused(_Failed):
+    exit_code = 2
+
+
+class _Main(click.Group):
+    """Turns vqkit's errors into one line, and an interrupt into exit status 130."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError):  # whatever stands in for them in a test
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        try:
+            return super().invoke(ctx)
+        except VqkitError as error:
+            if isinstance(error, PumpError) and not isinstance(error.__cause__, VqkitError):
+                raise  # a fault of vqkit's own: its traceback is what helps
+            kind = _Misused if isinstance(error, UsageError) else _Failed
+            raise kind(_clean(error)) from error
+        except KeyboardInterrupt:
+            click.echo("\nstopped", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vqkit")
+def main() -> None:
+    """A sheet of prompts becomes finished files, each made once, whatever happens meanwhile.
+
+    \b
+    vqkit run prompts.xlsx     makes them; run it again after a stop or a crash
+    vqkit status               says how it stands
+
+    Commands that take a DB use the one in runs/ if you leave it out. A sheet's name works
+    too: it stands for the queue that "vqkit run" made of it.
+    """
+
+
+_db = click.argument("db", required=False, type=click.Path(path_type=Path))
+_as_json = click.option("--json", "as_json", is_flag=True, help="For scripts: JSON on stdout.")
+
+
+# -- run -------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--db", type=click.Path(path_type=Path), help="The queue; else runs/NAME.db")
+@click.option("--out", type=click.Path(path_type=Path), help="For the files; else beside the queue")
+@click.option("--accounts", type=int, help=f"How many accounts share the work; {ACCOUNTS} at first")
+@click.option("--capacity", type=int, help=f"Jobs at once on each account; {CAPACITY} at first")
+@click.option("--provider", default="local", show_default=True, help="Who does the work")
+@click.option("--sheet", help="The sheet of a workbook; else its first")
+@_as_json
+def run(
+    file: Path,
+    db: Path | None,
+    out: Path | None,
+    accounts: int | None,
+    capacity: int | None,
+    provider: str,
+    sheet: str | None,
+    as_json: bool,
+) -> None:
+    """Make everything in FILE (.xlsx, .csv, .tsv, .jsonl, .txt), one job a row.
+
+    Running the same file again adds nothing: it finishes what is left. Ctrl-C stops
+    politely, a second one at once. The exit status is 0 only if every job is completed.
+    """
+    _check_run(accounts, capacity, provider)
+    table = intake.read(file, sheet=sheet)
+    db = db or _queue_of(file)
+    _check_out(db, out)
+    screen = _Screen(to_stderr=as_json)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the same is said below, without a line of source
+        q = Queue(db, outputs=out)
+    with q:
+        if q.warning:
+            screen.say(f"warning: {q.warning}", "yellow")
+        added = q.load(file, sheet=sheet)
+        _tell_added(screen, table, added, q)
+        _settle_accounts(q, provider, accounts, capacity)
+        if q.snapshot().is_paused:
+            screen.say("The queue was paused; this run resumes it.", "yellow")
+            q.resume()
+        summary, stopped_by = _work(q, screen)
+        if as_json:
+            click.echo(json.dumps(_result(q, added, summary)))
+        else:
+            _tell_end(screen, q, file, summary, is_stopped=stopped_by is not None)
+    if stopped_by is not None:
+        sys.exit(128 + stopped_by)
+    sys.exit(0 if summary.is_complete and summary.counts else 1)
+
+
+def _check_run(accounts: int | None, capacity: int | None, provider: str) -> None:
+    """Raises UsageError before anything is made."""
+    if provider not in PROVIDERS:
+        known = ", ".join(PROVIDERS)
+        raise UsageError(
+            f"no provider named {provider!r}; known here: {known}. Providers of your own are"
+            " Python functions: see q.provider(…) in the README."
+        )
+    if accounts is not None and not 1 <= accounts <= ACCOUNTS_MAX:
+        raise UsageError(f"--accounts {accounts}: expected 1 to {ACCOUNTS_MAX:,}")
+    if capacity is not None and not 1 <= capacity <= CAPACITY_MAX:
+        raise UsageError(
+            f"--capacity {capacity}: expected 1 to {CAPACITY_MAX:,}, the jobs each account runs"
+            " at once"
+        )
+
+
+def _check_out(db: Path, out: Path | None) -> None:
+    """Raises UsageError where the queue keeps its files elsewhere already."""
+    if out is None or not db.is_file() or not db.stat().st_size:
+        return
+    with _looking(db) as store:
+        kept = store.setting("outputs")
+        is_used = bool(store.outputs())
+    if kept is not None and is_used and (db.resolve().parent / kept) != out.expanduser().resolve():
+        raise UsageError(
+            f"{db} keeps its finished files in {_near(db.resolve().parent / kept)}; leave out"
+            " --out, or begin another queue with --db"
+        )
+
+
+def _settle_accounts(q: Queue, provider: str, accounts: int | None, capacity: int | None) -> None:
+    """Accounts ``local-1 … local-N`` as asked for; those there are, where nothing was asked."""
+    there = {account.name: account for account in q.accounts if account.provider == provider}
+    if there and accounts is None and capacity is None:
+        return
+    numbered = [f"{provider}-{i}" for i in range(1, ACCOUNTS_MAX + 1)]
+    mine = [name for name in numbered if name in there and there[name].is_enabled]
+    wanted = numbered[:accounts] if accounts is not None else mine or numbered[:ACCOUNTS]
+    for name in wanted:
+        old = there.get(name)
+        slots = check_capacity(capacity or (old.capacity if old else CAPACITY))
+        if old is None:
+            q.accounts.add(name, provider=provider, capacity=slots)
+            continue
+        if not old.is_enabled:
+            q.accounts.enable(name)
+        if old.capacity != slots:
+            q.accounts.set_capacity(name, slots)
+    for name in set(mine) - set(wanted):
+        q.accounts.disable(name)
+
+
+def _tell_added(screen: _Screen, table: intake.Table, added: Added, q: Queue) -> None:
+    jobs = added.new + added.existing + added.changed + added.conflicts
+    screen.say(f"Read {_clean(table.source)}: {_count(jobs, 'job')}, {_added_text(added)}.")
+    for note in table.notes:
+        screen.say(f"  {_clean(note)}")
+    if added.problems:
+        screen.say(f"{_count(len(added.problems), 'row')} cannot run and are skipped:", "yellow")
+        for problem in added.problems[:PROBLEMS_SHOWN]:
+            screen.say(f"  row {problem.row}: {_clean(problem.reason)}", "yellow")
+        if (more := len(added.problems) - PROBLEMS_SHOWN) > 0:
+            screen.say(f"  and {more} more", "yellow")
+    if added.conflicts:
+        had = _count(added.conflicts, "row")
+        screen.say(f"{had} changed after the work had begun: what was read first counts.", "yellow")
+    if (others := q.stats()["total"] - jobs) > 0:
+        screen.say(f"The queue holds {_count(others, 'other job')} too, worked on as well.")
+
+
+def _added_text(added: Added) -> str:
+    counts = {"new": added.new, "there already": added.existing, "changed": added.changed}
+    counts["left as they began"] = added.conflicts
+    parts = {what: n for what, n in counts.items() if n}
+    if len(parts) == 1:
+        return f"all {next(iter(parts))}"
+    return ", ".join(f"{n} {what}" for what, n in parts.items()) or "nothing to do"
+
+
+def _work(q: Queue, screen: _Screen) -> tuple[Summary, int | None]:
+    """Runs the queue until it rests or the user stops it: how it stands, and the signal."""
+    with _Stop(screen) as stop, screen:
+        began = q.start()
+        ending = _in_background(began.wait)
+        is_begun, stopping_since_s = False, 0.0
+        while not ending.done():
+            if not is_begun and began.health.state != "starting":
+                is_begun = True
+                if began.recovered:
+                    screen.say(f"Recovered from the last run: {began.recovered}.", "yellow")
+            if stop.signal is not None:
+                stopping_since_s = _stop_politely(began, screen, stopping_since_s)
+            if is_begun:
+                screen.show(q.snapshot(), _due_text(q, began))
+            wait([ending], LOOK_S)
+        summary = ending.result()
+        began.stop(grace_s=None)
+    return summary, stop.signal
+
+
+def _stop_politely(began: Run, screen: _Screen, since_s: float) -> float:
+    """What there is to do, look after look, from the first Ctrl-C on; gives its time."""
+    if not since_s:
+        n = began.release()
+        what = (
+            f"finishing {_count(n, 'job')} at work, at most {GRACE_S:.0f} s" if n else "one moment"
+        )
+        screen.say(f"Stopping: {what}. Press Ctrl-C again to stop at once.", "yellow")
+        return time.monotonic()
+    if time.monotonic() > since_s + GRACE_S and began.is_running:
+        left = _count(began.following, "job")
+        screen.say(f"{GRACE_S:.0f} s are over: {left} at work stopped and put back.", "yellow")
+        began.stop(grace_s=0.0)
+    return since_s
+
+
+def _due_text(q: Queue, began: Run) -> str:
+    """Why nothing moves, where nothing does."""
+    if began.following or not (waiting := q.jobs(status="queued", newest=PAGE)):
+        return ""
+    now_ms = SystemClock().now_ms()
+    due = [job.not_before_ms for job in waiting if (job.not_before_ms or 0) > now_ms]
+    if len(due) < len(waiting):
+        return ""
+    return f"the next job is due at {local_text(min(d for d in due if d), now_ms)}"
+
+
+def _tell_end(screen: _Screen, q: Queue, file: Path, summary: Summary, *, is_stopped: bool) -> None:
+    total, done = sum(summary.counts.values()), summary.counts.get("completed", 0)
+    rest = [f"{n} {s.replace('_', ' ')}" for s, n in summary.counts.items() if s != "completed"]
+    words = ", ".join([f"{done} of {total} completed", *rest])
+    if not total:
+        head, style, words = "Nothing to run", "yellow", "no row became a job"
+    elif summary.is_complete:
+        head, style = "Done", "green"
+    else:
+        head, style = ("Stopped" if is_stopped else "Not all is done"), "yellow"
+    screen.say(f"{head}: {words}, in {duration_text(summary.seconds)}.", style)
+    failed = summary.counts.get("failed", 0)
+    for job in q.jobs(status="failed", newest=FAILURES_SHOWN):
+        screen.say(f"  {_failure_text(job)}", "red")
+    if failed > FAILURES_SHOWN:
+        more = f"vqkit jobs {_near(q.path)} --status failed"
+        screen.say(f"  and {failed - FAILURES_SHOWN} more: {more}", "red")
+    if summary.counts.get("queued") and not is_stopped:
+        for name, reason in summary.why.items():
+            screen.say(f"  {_clean(name)}{': ' + _clean(reason) if reason else ''}", "yellow")
+    files = q.outputs()
+    if files:
+        screen.say(f"{_count(len(files), 'finished file')} in {_near(q.outputs_folder)}{os.sep}:")
+    for path in files[:FILES_SHOWN]:
+        screen.say(f"  {_near(path)}")
+    if len(files) > FILES_SHOWN:
+        screen.say(f"  and {len(files) - FILES_SHOWN} more")
+    if is_stopped and summary.counts.get("queued"):
+        screen.say(f"To go on: vqkit run {file}")
+    elif failed:
+        screen.say(f"To try the failed again: vqkit requeue {_near(q.path)}")
+        screen.say(f"                   then: vqkit run {file}")
+
+
+def _result(q: Queue, added: Added, summary: Summary) -> dict[str, Any]:
+    recovered = summary.recovered
+    return {
+        "queue": str(q.path),
+        "folder": str(q.outputs_folder),
+        "complete": summary.is_complete,
+        "counts": summary.counts,
+        "seconds": round(summary.seconds, 3),
+        "added": {name: getattr(added, name) for name in ("new", "existing", "changed")},
+        "skipped": [{"row": p.row, "reason": p.reason} for p in added.problems],
+        "recovered": {"finished": recovered.finished, "requeued": recovered.requeued},
+        "failures": [_job_dict(job, []) for job in q.jobs(status="failed", newest=PAGE)],
+        "files": [str(path) for path in q.outputs()],
+    }
+
+
+class _Stop:
+    """Takes the user's wishes to stop. The first is kept for whoever looks; the second ends us.
+
+    What is at work then is taken up again by the next run, as after any crash.
+    """
+
+    def __init__(self, screen: _Screen) -> None:
+        self.signal: int | None = None
+        self._screen = screen
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job of a script
+                    self._before[number] = signal.signal(number, self._asked)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _asked(self, number: int, _: object) -> None:
+        if self.signal is None:
+            self.signal = number
+            return
+        # Nothing here may wait: not for a lock, not for a full pipe of somebody asleep.
+        text = b"Stopped at once: the next run takes up again what was at work.\n"
+        with suppress(OSError):
+            os.set_blocking(2, False)
+            os.write(2, (b"\r\x1b[?25h\x1b[J" if self._screen.is_live else b"") + text)
+        os._exit(128 + number)
+
+
+class _Screen:
+    """What `run` says: a picture kept up to date on a terminal, else a line at a change.
+
+    When nobody reads any more (``| head -1``), the work goes on in silence.
+    """
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._to_stderr = to_stderr
+        self._console = _console(to_stderr=to_stderr)
+        self._live: Live | None = None
+        self._is_gone = False
+        self._said: tuple[str, float] = "", 0.0
+
+    @property
+    def is_live(self) -> bool:
+        """True while the picture is on a terminal."""
+        return self._live is not None
+
+    def __enter__(self) -> _Screen:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            self._out(live.stop)
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line of its own, above the picture."""
+        if self._live is not None:
+            self._out(lambda: self._console.print(Text(text, style), soft_wrap=True))
+        else:
+            self._out(lambda: click.secho(text, fg=style or None, err=self._to_stderr))
+
+    def show(self, snapshot: Snapshot, note: str) -> None:
+        """How it stands now."""
+        live = self._live
+        if live is not None:
+            picture = _picture(snapshot, self._console.width, note)
+            self._out(lambda: live.update(picture, refresh=True))
+            return
+        words = ", ".join(filter(None, (_headline(snapshot), note, *snapshot.notes)))
+        # Of what changes without news, the time left, nothing is said.
+        facts = str((snapshot.counts, note, snapshot.notes))
+        last, at_s = self._said
+        if facts != last and time.monotonic() > at_s + LINE_S:
+            self._said = facts, time.monotonic()
+            self.say(f"{time.strftime('%H:%M:%S')}  {words}")
+
+    def _out(self, write: Callable[[], object]) -> None:
+        if self._is_gone:
+            return
+        try:
+            write()
+        except OSError:
+            self._is_gone = True
+            self._console.quiet = True
+            # What is still in Python's buffer must find somewhere to go at the end.
+            stream = sys.stderr if self._to_stderr else sys.stdout
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# -- looking ---------------------------------------------------------------------------------
+
+
+@main.command()
+@_db
+@_as_json
+def status(db: Path | None, as_json: bool) -> None:
+    """How a queue stands: counts, accounts, what runs, what failed."""
+    with _looking(_existing(db)) as store:
+        snapshot = _snapshot(store)
+    if as_json:
+        click.echo(json.dumps(snapshot.to_dict()))
+        return
+    console = _console()
+    console.print(_picture(snapshot, console.width, ""))
+    for runner in snapshot.runners:
+        state = f"is at work ({runner.state})" if runner.is_alive else "is gone"
+        console.print(Text(f"process {runner.pid} {state}"))
+    if snapshot.running and not any(r.is_alive for r in snapshot.runners):
+        console.print(Text("what it had at work is taken up by the next vqkit run", "yellow"))
+    if snapshot.failed:
+        console.print(Text("newest failed:", "red"))
+        for job in snapshot.failed:
+            console.print(Text(f"  {_failure_text(job)}"), soft_wrap=True)
+
+
+@main.command()
+@_db
+@click.option("--status", "wanted", type=click.Choice(STATUSES), help="Only these")
+@click.option("--batch", help="Only those of this sheet")
+@click.option("--limit", type=click.IntRange(0), help=f"The newest so many; {JOBS_SHOWN}; 0: all")
+@_as_json
+def jobs(
+    db: Path | None, wanted: str | None, batch: str | None, limit: int | None, as_json: bool
+) -> None:
+    """List the jobs, the newest last. With --json all of them, unless limited."""
+    limit = (0 if as_json else JOBS_SHOWN) if limit is None else limit
+    chosen = JobFilter(
+        (wanted,) if wanted else (), batch, limit=limit + 1 if limit else None, newest=bool(limit)
+    )
+    with _looking(path := _existing(db)) as store:
+        found = sorted(store.jobs(chosen), key=lambda job: job.number)
+        shown = found[-limit:] if limit else found
+        files = _files(store, path, {job.number for job in shown})
+    if as_json:
+        click.echo(json.dumps([_job_dict(job, files.get(job.number, [])) for job in shown]))
+        return
+    if len(found) > len(shown):
+        click.echo(f"the newest {limit} (all: --limit 0)", err=True)
+    if not shown:
+        click.echo("no jobs" + (f" are {wanted.replace('_', ' ')}" if wanted else ""))
+        return
+    now_ms = SystemClock().now_ms()
+    table = Table("job", "status", "try", "account", "row", box=None)
+    table.add_column("what", no_wrap=True, ratio=1)
+    table.add_column("result", no_wrap=True, ratio=1)
+    for job in shown:
+        came = (
+            _failure_of(job) if job.error else ", ".join(f.name for f in files.get(job.number, []))
+        )
+        cells = (job.number, job.label(now_ms).replace("_", " "), job.attempt, job.account, job.row,
+                 _what(job), came or job.reason)  # fmt: skip
+        texts = (Text(_clean(cell or "")) for cell in cells)
+        table.add_row(*texts, style=html.STATUS[job.status][0])
+    _console().print(table)
+
+
+@main.command()
+@_db
+@click.option("--follow", "-f", is_flag=True, help="Go on with what happens, until Ctrl-C")
+@click.option("--after", type=click.IntRange(0), help="All events after this number; 0: all")
+@click.option("--job", "number", type=int, help="Only those of this job")
+@_as_json
+def events(
+    db: Path | None, follow: bool, after: int | None, number: int | None, as_json: bool
+) -> None:
+    """What happened, a line each, the newest last."""
+    path = _existing(db)
+    with _looking(path) as store:
+        if number is not None:
+            store.job(number)
+        is_cut = after is None and number is None
+        found = store.events(0, number, EVENTS_SHOWN + 1, newest=True) if is_cut else []
+        if is_cut and len(found) > EVENTS_SHOWN:
+            click.echo(f"the newest {EVENTS_SHOWN} (all: --after 0)", err=True)
+            found = found[-EVENTS_SHOWN:]
+        after = after or 0
+        try:
+            while True:
+                for event in found:
+                    click.echo(_event_json(event) if as_json else _event_line(event))
+                after = found[-1].id if found else after
+                found = store.events(after, number, PAGE) if not is_cut or follow else []
+                if found:
+                    continue
+                if not follow:
+                    return
+                time.sleep(FOLLOW_S)
+                if not path.exists():
+                    raise NotAQueue(f"{path} is gone: it was moved or deleted")
+        except KeyboardInterrupt:
+            return
+
+
+@main.command(name="export")
+@click.argument("db", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+def export_(db: Path, file: Path) -> None:
+    """Save all jobs and how they stand to FILE: .csv, .jsonl or .xlsx."""
+    from . import export
+
+    with Queue(_existing(db)) as q:
+        export.save(q, file)
+        click.echo(f"{_count(len(q), 'job')} saved to {file}")
+
+
+@main.command(name="doctor")
+@_db
+@_as_json
+def doctor_(db: Path | None, as_json: bool) -> None:
+    """Check this machine, and a queue, for what could do harm. Exit status 0: no problem."""
+    path = _existing(db) if db or len(_queues()) == 1 else None
+    checks = doctor.examine(path)
+    if as_json:
+        names = doctor.Check.__slots__
+        click.echo(json.dumps([{name: getattr(check, name) for name in names} for check in checks]))
+    colors = {"ok": "green", "warning": "yellow", "problem": "red"}
+    table = Table.grid(padding=(0, 1))
+    for check in checks:
+        table.add_row(Text(check.level, colors[check.level]), f"{check.name}:", Text(check.found))
+        if check.advice:
+            table.add_row("", "", Text(f"→ {check.advice}"))
+    if not as_json:
+        _console().print(table)
+    if path is None and not as_json:
+        click.echo("Only the machine was looked at; name a queue to look at it too.")
+    sys.exit(1 if any(check.level == "problem" for check in checks) else 0)
+
+
+# -- changing one's mind ---------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("which", nargs=-1, metavar="[DB] [JOB]...")
+@click.option("--all", "everything", is_flag=True, help="All that are not finished")
+@click.option("--batch", help="Those of this sheet")
+@_as_json
+def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json: bool) -> None:
+    """Cancel jobs by number: at once those that wait, soon those at work."""
+    db, numbers = _db_and_jobs(which)
+    if (bool(numbers) + everything + (batch is not None)) != 1:
+        raise UsageError("say which: numbers of jobs (vqkit cancel 3 4), or --all, or --batch NAME")
+    with Queue(_existing(db)) as q:
+        chosen = ("queued", "running", "in_doubt") if everything else None
+        n = q.cancel(*numbers, status=chosen, batch=batch)
+        asked = [job.number for job in q.jobs(status="running", batch=batch)
+                 if job.cancel_requested and (not numbers or job.number in numbers)]  # fmt: skip
+        if as_json:
+            click.echo(json.dumps({"changed": n, "stopping": asked}))
+            return
+        if n > 0:
+            click.echo(f"{_count(n, 'job')} cancelled")
+        else:
+            click.echo("nothing to cancel" + _as_it_is(q, numbers))
+        if asked:
+            click.echo(f"of these {len(asked)} at work: cancelled as soon as they have stopped")
+
+
+@main.command()
+@click.argument("which", nargs=-1, metavar="[DB] [JOB]...")
+@click.option("--status", "wanted", type=click.Choice(("failed", "cancelled", "completed")))
+@click.option("--batch", help="Only those of this sheet")
+@_as_json
+def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_json: bool) -> None:
+    """Give finished jobs a second chance: those named, else all that failed."""
+    db, numbers = _db_and_jobs(which)
+    with Queue(_existing(db)) as q:
+        n = q.requeue(*numbers, status=wanted, batch=batch)
+        if as_json:
+            click.echo(json.dumps({"changed": n}))
+        elif n == 0:
+            click.echo("nothing to put back" + (_as_it_is(q, numbers) or ": no job has failed"))
+        else:
+            is_busy = any(runner.is_alive for runner in q.snapshot().runners)
+            then = "they are begun soon" if is_busy else "the next vqkit run makes them"
+            click.echo(f"{_count(n, 'job')} put back: {then}")
+
+
+def _as_it_is(q: Queue, numbers: Sequence[int]) -> str:
+    return "".join(f"\n  job {n} is {q.job(n).status.replace('_', ' ')}" for n in numbers)
+
+
+def _db_and_jobs(which: tuple[str, ...]) -> tuple[Path | None, list[int]]:
+    """``[DB] [JOB]…`` told apart: a job is a number."""
+    db = Path(which[0]) if which and not which[0].isdecimal() else None
+    rest = which if db is None else which[1:]
+    if wrong := [word for word in rest if not word.isdecimal()]:
+        raise UsageError(f"{wrong[0]!r} is no job; jobs are numbers, as vqkit jobs lists them")
+    return db, [int(word) for word in rest]
+
+
+# -- finding and opening ---------------------------------------------------------------------
+
+
+def _queue_of(sheet: Path) -> Path:
+    return Path("runs", f"{sheet.stem}.db")
+
+
+def _queues() -> list[Path]:
+    return sorted(Path("runs").glob("*.db"))
+
+
+def _existing(db: Path | None) -> Path:
+    """The queue's file. Raises UsageError, and makes none, where there is none."""
+    found = _queues()
+    names = ", ".join(map(str, found[:10]))
+    if db is None:
+        if not found:
+            raise UsageError(
+                "there is no queue in runs/ here; name one, or make one: vqkit run FILE"
+            )
+        if len(found) > 1:
+            raise UsageError(f"there are several queues here; name one of them: {names}")
+        click.echo(f"queue: {found[0]}", err=True)
+        return found[0]
+    if db.suffix.lower() in intake.KNOWN and _queue_of(db).is_file():
+        db = _queue_of(db)
+    if not db.is_file():
+        hint = f"; there is: {names}" if names else "; vqkit run FILE makes one"
+        raise UsageError(f"there is no queue {db}{hint}")
+    if db.stat().st_size == 0:
+        raise NotAQueue(f"{db} is an empty file, not a queue")
+    return db
+
+
+@contextmanager
+def _looking(path: Path) -> Iterator[SqliteStore]:
+    """A queue's rows, read only: nothing is made, moved or waited for."""
+    store = SqliteStore(path, readonly=True)
+    try:
+        try:
+            store.setting("outputs")
+        except sqlite3.Error as error:
+            raise NotAQueue(f"{path} is a database, but not a queue of vqkit's") from error
+        yield store
+    finally:
+        store.close()
+
+
+def _snapshot(store: SqliteStore) -> Snapshot:
+    locks = store.path.with_name(store.path.name + "-vqkit") / "runners"
+    return take(store, SystemClock().now_ms(), lambda runner: is_alive(locks, runner))
+
+
+def _files(store: SqliteStore, path: Path, numbers: set[int]) -> dict[int, list[Path]]:
+    """The finished files of these jobs: of each those of its newest finished attempt."""
+    root = path.resolve().parent / str(store.setting("outputs") or path.stem)
+    found = [output for output in store.outputs() if output.job in numbers]
+    newest = {output.job: output.fence for output in found}
+    files: dict[int, list[Path]] = {}
+    for output in found:
+        if output.fence == newest[output.job]:
+            files.setdefault(output.job, []).append(root / output.path)
+    return files
+
+
+def _in_background(function: Callable[[], T]) -> Future[T]:
+    """Its result, later. The thread keeps nothing waiting at the interpreter's end."""
+    future: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="vqkit-wait", daemon=True).start()
+    return future
+
+
+# -- words -----------------------------------------------------------------------------------
+
+
+def _clean(text: object) -> str:
+    """Text on one line that cannot steer a terminal."""
+    line = " ".join(str(text).split())
+    return "".join(c if c.isprintable() or c in JOINERS else "\ufffd" for c in line)
+
+
+def _shorten(text: object, length: int) -> str:
+    line = _clean("" if text is None else text)
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _near(path: Path) -> str:
+    """A path as one would type it here."""
+    with suppress(ValueError):
+        return str(path.relative_to(Path.cwd().resolve()))
+    return str(path)
+
+
+def _what(job: Job) -> str:
+    payload = job.payload
+    prompt = payload.get("prompt")
+    return prompt if isinstance(prompt, str) else job.payload_json
+
+
+def _failure_of(job: Job) -> str:
+    error = job.error or {}
+    said = ": ".join(filter(None, (error.get("type"), error.get("message")))) or job.reason
+    return _clean(said or "failed")
+
+
+def _failure_text(job: Job) -> str:
+    where = f" ({_clean(job.source)}, row {job.row})" if job.row else ""
+    line = (job.error or {}).get("line")
+    return f"job {job.number}{where}: {_shorten(_failure_of(job), 300)}" + (
+        f" [{_shorten(line, 120)}]" if line else ""
+    )
+
+
+def _headline(s: Snapshot) -> str:
+    rate = f", {s.per_minute:.0f} a minute" if s.per_minute and s.eta_s is not None else ""
+    return s.headline + rate
+
+
+def _picture(s: Snapshot, width: int, note: str) -> Group:
+    """A bar by status, the state in words, a line for each account, what is wrong."""
+    bar, width, at, drawn = Text(), min(width, 80), 0, 0
+    for status in ("completed", "failed", "cancelled", "in_doubt", "running", "queued"):
+        at += s.counts.get(status, 0)
+        edge = round(width * at / s.total) if s.total else 0
+        bar.append(SIGNS.get(status, "░") * (edge - drawn), html.STATUS[status][0])
+        drawn = edge
+    accounts = Table.grid(padding=(0, 2))
+    now_ms = SystemClock().now_ms()
+    for a in s.accounts[:ACCOUNTS_SHOWN]:
+        mine = [f"{j.number} {_stage(j, now_ms)}" for j in s.running if j.account == a.name]
+        doing = Text(_clean(a.why_not), "yellow") if a.why_not else Text(", ".join(mine[:6]))
+        accounts.add_row(
+            f"  {a.name}", f"{a.live} of {a.capacity} busy", f"{a.completed} done", doing
+        )
+    more = len(s.accounts) - ACCOUNTS_SHOWN
+    notes = [*s.waiting, *s.notes, *([f"and {more} more accounts"] if more > 0 else [])]
+    head = Text(", ".join(filter(None, (_headline(s), note))), "bold")
+    return Group(bar, head, accounts, *(Text(f"  {_clean(n)}", "yellow") for n in notes))
+
+
+def _stage(job: Job, now_ms: int) -> str:
+    done = f" {job.progress:.0%}" if job.progress is not None else ""
+    return _clean(job.label(now_ms)).replace("assigned", "begins") + done
+
+
+def _job_dict(job: Job, files: Iterable[Path]) -> dict[str, Any]:
+    hidden = ("_json", "_hash", "_ms")
+    plain = {name: v for name, v in job._asdict().items() if not name.endswith(hidden)}
+    times = {name: iso(getattr(job, f"{name}_ms")) for name in ("created", "started", "finished")}
+    found = {"payload": job.payload, "result": job.result, "error": job.error, **times}
+    return {**plain, **found, "files": [str(path) for path in files]}
+
+
+def _console(*, to_stderr: bool = False) -> Console:
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = 400  # whatever reads it cuts it as it likes
+    return console
+
+
+def _event_json(e: Event) -> str:
+    values = {"id": e.id, "at": iso(e.at_ms), "type": e.type, "job": e.job, "level": e.level}
+    return json.dumps({**values, "fence": e.fence, "data": e.data})
+
+
+def _event_line(event: Event) -> str:
+    when = local_text(event.at_ms, SystemClock().now_ms())
+    who = "queue" if event.job is None else f"job {event.job}"
+    text = f"{when}  {who:<9} {_shorten(_event_words(event.type, event.data), 300)}"
+    return click.style(text, fg={"warning": "yellow", "error": "red"}.get(event.level))
+
+
+class _Facts(dict[str, Any]):
+    """An event's data for a template: what it does not hold is left out."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+# {wrong} is the error with its line, {because} the reason, {again} when it is tried again.
+EVENTS = {
+    "job.queued": "put in {origin}",
+    "job.changed": "its row has changed: the new text counts",
+    "job.started": "begun on {account}, try {attempt}",
+    "job.stage_changed": "{stage} {done}",
+    "job.logged": "says: {message}",
+    "job.completed": "completed in {took} on {account}",
+    "job.retry_scheduled": "{wrong}; {again}",
+    "job.failed": "failed: {wrong}{because}",
+    "job.snoozed": "put off, {again}{because}",
+    "job.released": "given back{because}",
+    "job.reclaimed": "put back: the process that ran it died",
+    "job.in_doubt": "nobody knows whether it was sent{because}",
+    "job.resolved": "the doubt is settled{because}",
+    "job.cancelled": "cancelled{because}",
+    "job.cancel_requested": "asked to stop",
+    "job.requeued": "put back by you; it was {was}",
+    "job.expired": "cancelled: its time was over before its turn came",
+    "job.late_result": "a result came too late and is kept aside",
+    "run.recovered": "recovered: {text}",
+    "account.saved": "account {name} may run {capacity} at once",
+    "queue.paused": "paused",
+    "queue.resumed": "goes on",
+}
+
+
+def _event_words(kind: str, d: dict[str, Any]) -> str:
+    """What happened, as one would tell it; of a kind that is not known, what it holds."""
+    if kind not in EVENTS:
+        return f"{kind.partition('.')[2].replace('_', ' ')} {d or ''}"
+    if kind == "job.reclaimed" and "seconds" in d:
+        return "completed: it was finished when its process died, and is not made again"
+    wrong = ": ".join(filter(None, (d.get("error"), d.get("message"))))
+    facts = _Facts(
+        d,
+        wrong=wrong + (f" [{d['line']}]" if d.get("line") else ""),
+        because=f" ({d['reason']})" if d.get("reason") else "",
+        again=f"again in {duration_text(d['delay_s'])}" if d.get("delay_s") else "again at once",
+        done=f"{d['progress']:.0%}" if d.get("progress") else "",
+        took=f"{d.get('seconds', 0):.1f} s",
+        origin=f"({d['source']}, row {d.get('row')})" if d.get("source") else "",
+    )
+    return EVENTS[kind].format_map(facts)
+
+
+if __name__ == "__main__":
+    main(prog_name="vqkit")
