@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from . import html
+from . import codec, html
 from .errors import UnknownName, UsageError
 from .job import Account
 from .secrets import check_reference, redact
@@ -57,6 +57,15 @@ class Accounts:
     def enable(self, name: str) -> Account:
         """Gives the account work again."""
         return self._change(name, is_enabled=True)
+
+    def unpark(self, name: str) -> Account:
+        """Gives a parked account work again: the cause is mended."""
+        account = self[name]
+        limits = codec.loads(account.limits_json)
+        limits.pop("moderated", None)
+        return self._change(
+            name, parked_until_ms=None, parked_reason=None, limits_json=codec.encode(limits)
+        )
 
     def _change(self, name: str, **change: Any) -> Account:
         account = replace(self[name], **change)

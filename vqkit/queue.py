@@ -26,6 +26,7 @@ from .job import (
     JobSpec,
     Output,
     RowProblem,
+    Step,
     content_key,
 )
 from .liveness import is_alive
@@ -34,9 +35,11 @@ from .providers.base import Provider
 from .providers.function import function_provider
 from .pump import Pump
 from .recovery import Recovered, recover
+from .renders import RenderHandler, is_render_provider
 from .retry import Retry
 from .run import Run, Summary
 from .snapshot import Snapshot, take
+from .steps import RENDER
 from .store.base import JobFilter
 from .store.files import companion, unsafe_place
 from .store.sqlite import SqliteStore
@@ -313,12 +316,17 @@ class Queue:
     def provider(self, name: str, function: Any = None) -> Any:
         """Registers who does the work of the accounts that name this provider.
 
-        As a decorator, ``@q.provider("runway")``, or with the function given. Registering
-        a name again replaces it from the next claim on.
+        As a decorator, ``@q.provider("runway")``, or with the function given, or an object
+        that submits, polls and fetches renders (`providers.contract.RenderProvider`).
+        Registering a name again replaces it from the next claim on.
         """
         if function is None:
             return lambda decorated: self.provider(name, decorated)
-        self._shared.providers[name] = function_provider(function, name)
+        if is_render_provider(function):
+            made: Provider = RenderHandler(name, function, self._clock)
+        else:
+            made = function_provider(function, name)
+        self._shared.providers[name] = made
         if self._shared.run is not None:
             self._shared.run.poke()
         return function
@@ -624,6 +632,61 @@ class Queue:
     ) -> JobFilter:
         numbers = tuple(self.job(one).number for one in which) if which else None
         return JobFilter(_statuses(status), batch, account, numbers=numbers)
+
+    def resolve(
+        self,
+        which: Which,
+        how: Literal["attach", "not_sent", "pay_again", "give_up"],
+        *,
+        value: Any = None,
+    ) -> Job:
+        """Ends the doubt about a paid call, by your word.
+
+        ``"attach"``: it was made, and `value` is what it gave (for a render at a provider its
+        handle, such as ``{"id": "task-123"}``). ``"not_sent"``: it never arrived, and is made
+        as if for the first time. ``"pay_again"``: make another one, whatever became of it.
+        ``"give_up"``: the job fails. `q.job(n).reason` and `q.events(job=n)` hold the evidence.
+        """
+        job = self.job(which)
+        note = f"by you: {how.replace('_', ' ')}"
+        if how == "attach":
+            return self._attach(job, value, note)
+        if value is not None:
+            raise UsageError(f"resolve(…, {how!r}) takes no value; only 'attach' does")
+        match how:
+            case "not_sent":
+                return self._write(lambda s: s.resolve(job.number, reason=note))
+            case "pay_again":
+                return self._write(lambda s: s.resolve(job.number, is_fresh=True, reason=note))
+            case "give_up":
+                return self._write(lambda s: s.resolve(job.number, to="failed", reason=note))
+        raise UsageError(
+            f"resolve(…, {how!r}): expected 'attach', 'not_sent', 'pay_again' or 'give_up'"
+        )
+
+    def _attach(self, job: Job, value: Any, note: str) -> Job:
+        if value is None:
+            raise UsageError(
+                "resolve(…, 'attach') needs value=…: what the call gave, or the render's handle"
+            )
+        open_steps = [s for s in self.steps(job) if s.state == "intent"]
+        is_render = any(step.name == RENDER for step in open_steps) or not open_steps
+        if not is_render:
+            value_json = codec.dumps(value, "value")
+            return self._write(lambda s: s.resolve(job.number, value_json=value_json, reason=note))
+        handle = {"id": value} if isinstance(value, str) else value
+        handle_json = codec.dumps(handle, "handle")
+        value_json = codec.dumps({"handle": handle}, "value")
+        return self._write(
+            lambda s: s.resolve(
+                job.number, value_json=value_json, handle_json=handle_json, reason=note
+            )
+        )
+
+    def steps(self, which: Which) -> list[Step]:
+        """A job's durable steps: what was sent, with which key, and what came of it."""
+        number = self.job(which).number
+        return self._read(lambda s: s.steps(number))
 
     def prune(
         self, *, older_than: timedelta | float, status: str | Iterable[str] = tuple(TERMINAL)

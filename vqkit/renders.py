@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from . import codec
 from .attempt import ActiveJob
@@ -31,7 +31,7 @@ from .providers.contract import (
 )
 from .steps import RENDER
 
-__all__ = ["RenderHandler"]
+__all__ = ["RenderHandler", "is_render_provider"]
 
 log = logging.getLogger("vqkit.renders")
 
@@ -256,6 +256,11 @@ class RenderHandler:
                 raise ProviderError("the result is an empty file", "render_failed")
             growing.replace(path)
             return status
+
+
+def is_render_provider(thing: Any) -> TypeGuard[RenderProvider]:
+    """True for an object that submits, polls and fetches, rather than a function."""
+    return all(callable(getattr(thing, verb, None)) for verb in ("submit", "poll", "fetch"))
 
 
 def request_of(payload: Mapping[str, Any], seed: int) -> dict[str, Any]:
