@@ -50,7 +50,7 @@ class Job(NamedTuple):
     `attempt` counts tries that were spent, `crashes` those that a crash ended, `fence`
     every claim ever made: whoever does not hold the newest fence can change nothing.
     `generation` counts the renders asked for; `handle_json` is the provider's name of the
-    one that is open.
+    one that is open, `reserved_microusd` what it may cost until somebody knows.
     """
 
     number: int
@@ -80,6 +80,7 @@ class Job(NamedTuple):
     account: str | None = None
     generation: int = 0
     handle_json: str | None = None
+    reserved_microusd: int = 0
     result_json: str | None = None
     error_json: str | None = None
     reason: str | None = None
@@ -244,7 +245,8 @@ class Attempt(NamedTuple):
     """One claim of a job: who tried it, on which account, when, and what came of it.
 
     `job` is the job's number. `outcome` is an `Outcome.kind`, or "reclaimed" where the
-    owner died; None while it runs.
+    owner died; None while it runs. `money` is "billed", "not billed" or "unknown", and
+    `cost_microusd` what is counted for it; `reserved_microusd` was set aside at the claim.
     """
 
     job: int
@@ -257,6 +259,10 @@ class Attempt(NamedTuple):
     outcome: str | None = None
     error_json: str | None = None
     late_result_json: str | None = None
+    generation: int = 0
+    reserved_microusd: int = 0
+    cost_microusd: int | None = None
+    money: str | None = None
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -291,7 +297,8 @@ class Account:
     """A provider account: how many jobs it may run at once, and where its key is kept.
 
     `credential` is a reference such as ``env:RUNWAY_KEY``, never the key itself.
-    `limits_json` has room for per-minute limits, groups and budgets.
+    `limits_json` holds its other limits: `per_minute`, `group`, `price` and `budget` (in
+    micro-dollars), and what was learned about them.
     """
 
     name: str
@@ -302,6 +309,12 @@ class Account:
     parked_until_ms: int | None = None
     parked_reason: str | None = None
     limits_json: str = "{}"
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Its other limits, decoded anew at each call."""
+        limits: dict[str, Any] = codec.loads(self.limits_json)
+        return limits
 
 
 class Step(NamedTuple):

@@ -146,6 +146,11 @@ def _kept_account(job: Job) -> str | None:
     return job.account if job.handle_json is not None else None
 
 
+def _kept_reserve(job: Job) -> int:
+    """What is set aside for an open render stays so until it is settled."""
+    return job.reserved_microusd if job.handle_json is not None else 0
+
+
 def _spent(job: Job, change: dict[str, Any]) -> dict[str, Any]:
     """What the try cost: an attempt (counted at the claim), a crash instead, or nothing.
 
@@ -179,6 +184,7 @@ def _claim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
         fence=job.fence + 1,
         owner=change["owner"],
         account=change["account"],
+        reserved_microusd=change.get("reserve", job.reserved_microusd),
         not_before_ms=None,
         started_ms=now_ms,
         updated_ms=now_ms,
@@ -216,6 +222,7 @@ def _complete(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple
         result_json=change.get("result_json"),
         error_json=None,
         handle_json=None,
+        reserved_microusd=0,
         finished_ms=now_ms,
         updated_ms=now_ms,
         reason=None,
@@ -233,6 +240,7 @@ def _retry(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
         not_before_ms=not_before_ms,
         error_json=change.get("error_json", job.error_json),
         account=None if change.get("fresh") else _kept_account(job),
+        reserved_microusd=0 if change.get("fresh") else _kept_reserve(job),
         updated_ms=now_ms,
         reason=change.get("reason"),
         **_spent(job, change),
@@ -251,6 +259,7 @@ def _fail(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
         finished_ms=now_ms,
         updated_ms=now_ms,
         reason=change.get("reason"),
+        reserved_microusd=0,
         **{"handle_json": None, **_spent(job, change)},
         **_OFF_WORK,
     )
@@ -264,6 +273,7 @@ def _give_back(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tupl
         attempt=job.attempt - 1,
         not_before_ms=not_before_ms,
         account=_kept_account(job),
+        reserved_microusd=_kept_reserve(job),
         updated_ms=now_ms,
         reason=change.get("reason"),
         **_OFF_WORK,
@@ -295,6 +305,7 @@ def _resolve(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
         status="queued",
         handle_json=handle_json,
         account=job.account if handle_json is not None else None,
+        reserved_microusd=job.reserved_microusd if handle_json is not None else 0,
         generation=job.generation + bool(change.get("fresh")),
         not_before_ms=None,
         reason=change.get("reason"),
@@ -324,6 +335,7 @@ def _cancelled(
         cancel_requested=False,
         not_before_ms=None,
         handle_json=change.get("handle_json", job.handle_json),
+        reserved_microusd=_kept_reserve(job),
         error_json=change.get("error_json", job.error_json),
         finished_ms=now_ms,
         updated_ms=now_ms,

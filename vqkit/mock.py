@@ -24,7 +24,6 @@ import hashlib
 import http.client
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -32,7 +31,6 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -49,9 +49,9 @@ class Knobs:
     """All that can be turned. Times in seconds, money in micro-dollars; see `Chance`, `Limit`."""
 
     seed: int = 0
-    idempotency: Literal[
-        "replay", "replay_blind", "reject", "client_id", "tag", "list", "none"
-    ] = "replay"
+    idempotency: Literal["replay", "replay_blind", "reject", "client_id", "tag", "list", "none"] = (
+        "replay"
+    )
     key_ttl_s: float | None = None
     clock_offset_s: float = 0.0  # the provider's clock against ours: jump instead of waiting
     # how long things take; a spread is a share to either side
@@ -734,7 +734,9 @@ class Api:
         self._move(render, "CANCELLING", self.now_ms(), render.billed_microusd)
         if not knobs.cancel_is_async:
             self._end(render, self.now_ms())
-        return self._json({"id": render_id, "state": render.state}, 202 - 2 * (render.state in OVER))
+        return self._json(
+            {"id": render_id, "state": render.state}, 202 - 2 * (render.state in OVER)
+        )
 
     # -- results
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from .job import Output
 
-__all__ = ["Effect", "Outcome"]
+__all__ = ["Bill", "Effect", "Outcome"]
 
 
 class Effect(NamedTuple):
@@ -23,6 +23,13 @@ class Effect(NamedTuple):
     is_for_provider: bool = False
     is_full: bool = False
     is_moderated: bool = False
+
+
+class Bill(NamedTuple):
+    """What is known of an attempt's money, in a word, and what is counted for it."""
+
+    money: Literal["billed", "not billed", "unknown"]
+    cost_microusd: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,8 @@ class Outcome:
     ============  =====================================================================
 
     `is_fresh`: the render itself failed, so the next try asks for another one. `effect` is
-    what it means for the account.
+    what it means for the account; `cost_microusd` and `is_billed` are None where nobody
+    said.
     """
 
     kind: Literal[
@@ -63,3 +71,5 @@ class Outcome:
     reason: str | None = None
     is_fresh: bool = False
     effect: Effect | None = None
+    cost_microusd: int | None = None
+    is_billed: bool | None = None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from . import codec
 from .errors import ProviderError
 from .job import Account, Job, lane_of
-from .outcome import Effect, Outcome
+from .outcome import Bill, Effect, Outcome
 from .retry import Retry
 
 __all__ = [
@@ -26,13 +26,17 @@ __all__ = [
     "Slots",
     "affected",
     "assign",
+    "bill",
     "capacity_now",
     "decide",
     "free_slots",
     "lanes_of",
     "next_wakeup_s",
+    "pots_of",
     "provider_outcome",
+    "reclaim_bill",
     "reclaim_decision",
+    "used_up_text",
     "why_not",
 ]
 
@@ -63,11 +67,16 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What an account may take now: `free` jobs, out of these lanes."""
+    """What an account may take now: `free` jobs, out of these lanes.
+
+    `costs` are what each job takes out of which pot: a group's slots, the requests of a
+    minute, the money of a budget. Pots may be shared.
+    """
 
     account: str
     provider: str
     free: int
+    costs: tuple[tuple[str, int], ...] = ()
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -85,29 +94,39 @@ def free_slots(capacity: int, live: int) -> int:
     return max(0, capacity - live)
 
 
-def assign(slots: Iterable[Slots], waiting: Mapping[str, Sequence[Candidate]]) -> list[Grant]:
+def assign(
+    slots: Iterable[Slots],
+    waiting: Mapping[str, Sequence[Candidate]],
+    pots: Mapping[str, int] | None = None,
+) -> list[Grant]:
     """Deals the waiting jobs out to the free slots, one at a time, account by account.
 
     `waiting` holds each lane's candidates in claim order. Accounts take turns in the order
     of their names, each taking the best job it may have, so none starves another. The
     jobs of a lane no account serves stay where they are and hold up nobody. A job with an
-    open render is counted as live already: it takes no free slot, and is dealt out even
-    where none is free.
+    open render is counted as live already: it takes no free slot and nothing out of any
+    pot, and is dealt out even where none is free.
     """
+    left = dict(pots or {})
     queues = {lane: deque(found) for lane, found in waiting.items()}
-    turn = deque((s.account, s.free, s.lanes) for s in sorted(slots, key=lambda s: s.account))
+    turn = deque(
+        (s.account, s.free, s.lanes, s.costs) for s in sorted(slots, key=lambda s: s.account)
+    )
     grants = []
     while turn:
-        account, free, lanes = turn.popleft()
+        account, free, lanes, costs = turn.popleft()
         heads = [(queues[lane][0], lane) for lane in lanes if queues.get(lane)]
         if not heads:
             continue
         best, lane = min(heads)
-        if free < 1 and best.not_open:
-            continue
+        if best.not_open:
+            if free < 1 or any(left.get(pot, 0) < cost for pot, cost in costs):
+                continue
+            for pot, cost in costs:
+                left[pot] -= cost
         queues[lane].popleft()
         grants.append(Grant(best.number, account))
-        turn.append((account, free - best.not_open, lanes))
+        turn.append((account, free - best.not_open, lanes, costs))
     return grants
 
 
@@ -178,13 +197,14 @@ def provider_outcome(error: ProviderError, error_json: str, now_ms: int, u: floa
 
     `u` in [0, 1) spreads the waits: jobs that were refused together come back apart.
     """
-    told = str(error)
+    told, is_billed, cost = str(error), error.is_billed, error.facts.get("cost_microusd")
     match error.kind:
         case "invalid":
-            return Outcome("gave_up", error_json=error_json, reason=told)
+            return Outcome("gave_up", error_json=error_json, reason=told, is_billed=False)
         case "moderated":
             effect = Effect(is_moderated=True, reason=told)
-            return Outcome("gave_up", error_json=error_json, reason=told, effect=effect)
+            end = Outcome("gave_up", error_json=error_json, reason=told, effect=effect)
+            return replace(end, is_billed=is_billed, cost_microusd=cost)
         case "auth":
             why = f"its key is not accepted ({told}); give it another, then accounts.unpark(name)"
             return _rested(told, Effect(FOR_EVER_MS, why))
@@ -213,7 +233,8 @@ def provider_outcome(error: ProviderError, error_json: str, now_ms: int, u: floa
             return Outcome("error", error_json=error_json)
         case "result_gone":
             return Outcome("snoozed", delay_s=RATE_S, reason=told)
-    return Outcome("error", error_json=error_json, is_fresh=True)
+    failed = Outcome("error", error_json=error_json, is_fresh=True)
+    return replace(failed, is_billed=is_billed, cost_microusd=cost)
 
 
 def _rested(reason: str, effect: Effect, delay_s: float = 0.0) -> Outcome:
@@ -223,7 +244,7 @@ def _rested(reason: str, effect: Effect, delay_s: float = 0.0) -> Outcome:
 
 def affected(account: Account, effect: Effect, live: int, now_ms: int) -> Account:
     """The account after an attempt's end had this effect on it."""
-    limits = codec.loads(account.limits_json)
+    limits = account.limits
     until_ms, reason = effect.until_ms, effect.reason
     if effect.is_full:
         limits |= {"learned": max(1, live - 1), "learned_ms": now_ms}
@@ -241,12 +262,75 @@ def affected(account: Account, effect: Effect, live: int, now_ms: int) -> Accoun
     return replace(account, parked_until_ms=until_ms, parked_reason=reason)
 
 
+def pots_of(account: Account, budgets: Collection[str]) -> tuple[tuple[str, int], ...]:
+    """What one job takes out of which pots, for this account. `budgets` are those that are set."""
+    limits = account.limits
+    costs = []
+    if "group" in limits:
+        costs.append((f"group:{limits['group']}", 1))
+    if "per_minute" in limits:
+        costs.append((f"minute:{account.name}", 1))
+    price = limits.get("price", 0)
+    if price:
+        money = [f"budget:{account.name}", "budget", "budget:day"]
+        costs += [(pot, price) for pot in money if pot in budgets]
+    return tuple(costs)
+
+
+def bill(outcome: Outcome, job: Job) -> Bill | None:
+    """What an attempt's end says about money; None where nothing was set aside, or is settled.
+
+    What nobody can tell is counted as spent: a budget is never overshot.
+    """
+    known = outcome.cost_microusd
+    reserved = job.reserved_microusd
+    match outcome.kind:
+        case "completed":
+            return Bill("billed", reserved if known is None else known)
+        case "doubt":
+            return None
+        case "released" | "snoozed":
+            return None if job.is_open else Bill("not billed", 0)
+    if outcome.is_billed is False:
+        return Bill("not billed", 0)
+    if outcome.is_billed:
+        return Bill("billed", reserved if known is None else known)
+    return Bill("unknown", reserved)
+
+
+def reclaim_bill(before: Job, after: Job) -> Bill | None:
+    """The same for an attempt whose process died."""
+    if after.status == "completed":
+        result = codec.loads(after.result_json)
+        told = result.get("cost_microusd") if isinstance(result, dict) else None
+        return Bill("billed", before.reserved_microusd if told is None else told)
+    if after.status == "in_doubt" or after.is_open:
+        return None
+    return Bill("unknown", before.reserved_microusd)
+
+
+def used_up_text(pot: str, left_microusd: int, price: int) -> str:
+    """Why a budget rests an account, and what to do."""
+    which = {"budget": "the queue's budget", "budget:day": "the budget of the day"}.get(
+        pot, "its budget"
+    )
+    return (
+        f"{which} has {dollars(max(0, left_microusd))} left and a job may cost {dollars(price)};"
+        " raise it to go on"
+    )
+
+
+def dollars(microusd: int) -> str:
+    """An amount as a person reads it."""
+    return f"${microusd / 1_000_000:,.2f}"
+
+
 def capacity_now(account: Account, now_ms: int) -> int:
     """How many jobs the account may run at once now: its capacity, or what was learned.
 
     A provider that had no slot left lowers it; it rises again by one a minute.
     """
-    limits = codec.loads(account.limits_json)
+    limits = account.limits
     if "learned" not in limits:
         return account.capacity
     risen = max(0, now_ms - limits["learned_ms"]) // LEARNED_RISE_MS

@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import random
@@ -519,7 +519,10 @@ class Pump:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             return self._judge(flight, error)
         flight.has_returned = True
-        return await self._finish(job, returned)
+        outcome = await self._finish(job, returned)
+        if isinstance(flight.provider, RenderHandler) and isinstance(returned.value, dict):
+            outcome = replace(outcome, cost_microusd=returned.value.get("cost_microusd"))
+        return outcome
 
     async def _within(self, limit_s: float, flight: _Flight, work: Work) -> Returned:
         """Runs it for at most so long. What cannot be ended then is left to end by itself."""
@@ -611,6 +614,9 @@ class Pump:
             Transition(
                 *(job.number, verb, job.fence, change),
                 *(outcome.kind, outcome.outputs, outcome.effect),
+                policy.bill(outcome, job)
+                if job.reserved_microusd or outcome.cost_microusd
+                else None,
             )
         )
         self._wake.set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import codec, intake, secrets
-from .accounts import Accounts, check_capacity
+from .accounts import Accounts, check_capacity, microusd
 from .clock import Clock, SystemClock, as_ms
 from .errors import PayloadError, StoreError, UsageError
 from .job import (
@@ -39,7 +39,7 @@ from .renders import RenderHandler, is_render_provider
 from .retry import Retry
 from .run import Run, Summary
 from .snapshot import Snapshot, take
-from .steps import RENDER
+from .steps import RENDER, handle_of
 from .store.base import JobFilter
 from .store.files import companion, unsafe_place
 from .store.sqlite import SqliteStore
@@ -526,15 +526,8 @@ class Queue:
 
     def to_frame(self) -> pd.DataFrame:
         """All jobs as a pandas DataFrame: the payload's columns, then how each job stands."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise UsageError("to_frame() needs pandas: pip install pandas") from error
-        return (
-            pd.DataFrame(list(self.records())).set_index("job")
-            if self.stats()["total"]
-            else (pd.DataFrame())
-        )
+        frame = _pandas("to_frame()").DataFrame(list(self.records()))
+        return frame.set_index("job") if len(frame) else frame
 
     def records(self) -> Iterator[dict[str, Any]]:
         """All jobs as flat dicts: the payload's columns, then how each job stands.
@@ -632,6 +625,63 @@ class Queue:
     ) -> JobFilter:
         numbers = tuple(self.job(one).number for one in which) if which else None
         return JobFilter(_statuses(status), batch, account, numbers=numbers)
+
+    def costs(self) -> pd.DataFrame:
+        """Every attempt and its money, as a pandas DataFrame; amounts in dollars.
+
+        `money` is "estimated" while it is set aside, then "billed", "not billed" or
+        "unknown" (counted as spent); `key` and `handle` are the provider's names of it.
+        """
+        frame = _pandas("costs()").DataFrame(list(self.cost_records()))
+        return frame.set_index("job") if len(frame) else frame
+
+    def cost_records(self) -> Iterator[dict[str, Any]]:
+        """The rows of `costs`, as dicts."""
+        for attempt in self.attempts():
+            steps = [s for s in self.steps(attempt.job) if s.generation == attempt.generation]
+            paid = next((s for s in steps if s.is_paid), None)
+            handle = None if paid is None else handle_of(paid.name, paid.value)
+            money = attempt.money or ("estimated" if attempt.reserved_microusd else None)
+            cost = attempt.cost_microusd
+            yield {
+                "job": attempt.job,
+                "attempt": attempt.attempt,
+                "fence": attempt.fence,
+                "account": attempt.account,
+                "outcome": attempt.outcome,
+                "money": money,
+                "estimate": attempt.reserved_microusd / 1e6 or None,
+                "cost": None if cost is None else cost / 1e6,
+                "generation": attempt.generation,
+                "key": None if paid is None else paid.key,
+                "handle": None if handle is None else codec.dumps(handle),
+                "began": _utc(attempt.started_ms),
+                "ended": _utc(attempt.finished_ms),
+            }
+
+    @property
+    def budget(self) -> float | None:
+        """What the whole queue may spend, in dollars; None: no limit. Reaching it pauses."""
+        return self._dollars("budget_microusd")
+
+    @budget.setter
+    def budget(self, dollars: float | None) -> None:
+        amount = microusd("budget", dollars)
+        self._write(lambda s: s.set_setting("budget_microusd", amount))
+
+    @property
+    def budget_per_day(self) -> float | None:
+        """What the queue may spend in a day (UTC), in dollars; None: no limit."""
+        return self._dollars("budget_day_microusd")
+
+    @budget_per_day.setter
+    def budget_per_day(self, dollars: float | None) -> None:
+        amount = microusd("budget_per_day", dollars)
+        self._write(lambda s: s.set_setting("budget_day_microusd", amount))
+
+    def _dollars(self, setting: str) -> float | None:
+        amount = self._read(lambda s: s.setting(setting))
+        return None if amount is None else amount / 1e6
 
     def resolve(
         self,
@@ -763,6 +813,14 @@ class Queue:
 
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()
+
+
+def _pandas(what: str) -> Any:
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UsageError(f"{what} needs pandas: pip install pandas") from error
+    return pd
 
 
 def _builtin_providers() -> dict[str, Provider]:

@@ -157,11 +157,9 @@ class RenderHandler:
             case "succeeded" if status.links:
                 return True
             case "succeeded":
-                raise status.error or ProviderError(
-                    "it says it succeeded and gives no result", "render_failed"
-                )
+                raise self._failure(status, "it says it succeeded and gives no result")
             case "failed":
-                raise status.error or ProviderError("the render failed", "render_failed")
+                raise self._failure(status, "the render failed")
             case "expired":
                 raise InDoubt("the result was deleted before it was fetched; it is paid for")
             case "cancelled":
@@ -169,6 +167,16 @@ class RenderHandler:
                     raise JobCancelled("cancelled at the provider")
                 raise GiveUp("somebody cancelled it at the provider")
         return False
+
+    def _failure(self, status: Status, said: str) -> ProviderError:
+        """A render that ended badly, with what is known of its money."""
+        error = status.error
+        is_billed = status.is_billed if error is None else error.is_billed
+        if is_billed is None and status.is_billed is None:
+            is_billed = None if self.provider.capabilities.billed_on != "success" else False
+        kind = "render_failed" if error is None else error.kind
+        facts = {"is_billed": is_billed, "cost_microusd": status.cost_microusd}
+        return ProviderError(said if error is None else str(error), kind, **facts)
 
     async def _ask_to_stop(
         self, job: ActiveJob, handle: Mapping[str, Any], account: AccountKey

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ from .. import codec, lifecycle, policy, secrets
 from ..clock import Clock
 from ..errors import LifecycleError, StaleFence, UnknownName
 from ..job import Account, Added, Attempt, Event, Job, Output, Step
-from ..outcome import Effect
+from ..outcome import Bill, Effect
 from ..secrets import redact, redact_json
 
 __all__ = ["Claim", "JobFilter", "Runner", "Store", "Transition", "TurnResult"]
 
+MINUTE_MS = 60_000
 PUT_CHUNK = 1000
 EXPIRE_CHUNK = 500
 DELETE_CHUNK = 500
@@ -43,6 +45,7 @@ class Transition(NamedTuple):
     outcome: str | None = None
     outputs: tuple[Output, ...] = ()
     effect: Effect | None = None
+    bill: Bill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,8 @@ class Store(ABC):
             accounts = self.accounts()
             why = {a.name: reason for a in accounts if (reason := claim.why_not(a))}
             able = [a for a in accounts if a.name not in why]
+            why |= self._used_up(able, now_ms)
+            able = [a for a in able if a.name not in why]
             claimed: list[Job] = []
             is_limited = False
             if able and not is_paused:
@@ -202,7 +207,10 @@ class Store(ABC):
                 why=why,
                 accounts=tuple(accounts),
                 is_paused=is_paused,
-                next_ms=min((t for t in (*parked, self._next_due_ms()) if t), default=None),
+                next_ms=min(
+                    (t for t in (*parked, *_next_minutes(accounts), self._next_due_ms()) if t),
+                    default=None,
+                ),
                 is_limited=is_limited,
             )
 
@@ -239,17 +247,40 @@ class Store(ABC):
             outputs.extend(t.outputs)
             if t.outcome is not None:
                 word = "cancelled" if after.status == "cancelled" else t.outcome
-                ends.append(_ended(job, t.fence, now_ms, word, t.change.get("error_json")))
+                error_json = t.change.get("error_json")
+                ends.append(_ended(job, t.fence, now_ms, word, error_json, t.bill))
             if t.effect is not None and job.account is not None:
                 effects.append((job.account, t.effect))
             elif t.verb == "complete" and job.account is not None:
                 good.add(job.account)
         self._write(list(pairs.values()))
-        self._end_attempts(ends)
+        self._end(ends, now_ms)
         self._insert_outputs(outputs)
         events += self._affect(effects, good, now_ms)
         self._record(events)
         return stale, repeated
+
+    def _used_up(self, able: Sequence[Account], now_ms: int) -> dict[str, str]:
+        """Why accounts rest whose budget does not allow one more job; it pauses, nothing fails."""
+        if not any("price" in a.limits for a in able):
+            return {}
+        pots = self._pots({}, now_ms)
+        why = {}
+        for a in able:
+            for pot, price in policy.pots_of(a, pots.keys()):
+                if pot.startswith("budget") and pots[pot] < price:
+                    why[a.name] = policy.used_up_text(pot, pots[pot], price)
+        return why
+
+    def _end(self, ends: Sequence[Attempt], now_ms: int) -> None:
+        """Ends attempts, and counts what they cost."""
+        self._end_attempts(ends)
+        spent: Counter[tuple[str, str, str]] = Counter()
+        for end in ends:
+            if end.cost_microusd:
+                spent["money", end.account, "spent"] += end.cost_microusd
+                spent["money", end.account, day_of(now_ms)] += end.cost_microusd
+        self._count(spent)
 
     def _affect(
         self, effects: Sequence[tuple[str, Effect]], good: Set[str], now_ms: int
@@ -296,11 +327,13 @@ class Store(ABC):
 
     def _claim(self, claim: Claim, able: Sequence[Account], now_ms: int) -> tuple[list[Job], bool]:
         live = self.live_counts()
+        pots = self._pots(live, now_ms)
         slots = [
             policy.Slots(
                 a.name,
                 a.provider,
                 policy.free_slots(policy.capacity_now(a, now_ms), live.get(a.name, 0)),
+                policy.pots_of(a, pots.keys()),
             )
             for a in able
         ]
@@ -311,29 +344,85 @@ class Store(ABC):
         waiting = {
             lane: self._waiting(lane, min(n, claim.limit)) for lane, n in wanted.items() if n > 0
         }
-        grants = policy.assign(slots, waiting)
+        grants = policy.assign(slots, waiting, pots)
         is_limited = len(grants) > claim.limit
         grants = grants[: claim.limit]
         found = self._jobs_by_number({g.number for g in grants})
         pairs, events, attempts = [], [], []
+        prices = {a.name: int(a.limits.get("price", 0)) for a in able}
         for grant in grants:
             before = found[grant.number]
             if before.expires_ms is not None and before.expires_ms <= now_ms:
                 continue  # more fell due than one turn puts away; the next one does
-            after, event = lifecycle.apply(
-                before, "claim", now_ms, owner=claim.owner, account=grant.account
-            )
+            change: dict[str, Any] = {"owner": claim.owner, "account": grant.account}
+            if prices[grant.account] and not before.is_open:
+                change["reserve"] = prices[grant.account]
+            after, event = lifecycle.apply(before, "claim", now_ms, **change)
             pairs.append((before, after))
             events.append(event)
             attempts.append(
                 Attempt(
-                    after.number, after.fence, after.attempt, grant.account, claim.owner, now_ms
+                    *(after.number, after.fence, after.attempt, grant.account, claim.owner),
+                    now_ms,
+                    generation=after.generation,
+                    reserved_microusd=after.reserved_microusd,
                 )
             )
         self._write(pairs)
         self._insert_attempts(attempts)
+        self._use_minutes(able, [(b, a) for b, a in pairs if not b.is_open], now_ms)
         self._record(events)
         return [after for _, after in pairs], is_limited
+
+    def _pots(self, live: Mapping[str, int], now_ms: int) -> dict[str, int]:
+        """What is left now of everything that accounts share or use up."""
+        accounts = self.accounts()
+        pots: dict[str, int] = {}
+        money = self.money(now_ms)
+        for a in accounts:
+            limits = a.limits
+            if "group" in limits:
+                group = f"group:{limits['group']}"
+                members = [b for b in accounts if b.limits.get("group") == limits["group"]]
+                taken = sum(live.get(b.name, 0) for b in members)
+                pots[group] = min(b.capacity for b in members) - taken
+            if "per_minute" in limits:
+                is_new = now_ms - limits.get("minute_ms", 0) >= MINUTE_MS
+                used = 0 if is_new else limits.get("used", 0)
+                pots[f"minute:{a.name}"] = limits["per_minute"] - used
+            if "budget" in limits:
+                pots[f"budget:{a.name}"] = limits["budget"] - sum(money[a.name][:2])
+        if (budget := self.setting("budget_microusd")) is not None:
+            pots["budget"] = budget - sum(sum(m[:2]) for m in money.values())
+        if (budget := self.setting("budget_day_microusd")) is not None:
+            pots["budget:day"] = budget - sum(m[1] + m[2] for m in money.values())
+        return pots
+
+    def money(self, now_ms: int) -> dict[str, tuple[int, int, int]]:
+        """{account: (spent ever, reserved now, spent today)}, in micro-dollars."""
+        kept, today = self._kept_counts(), day_of(now_ms)
+        return {
+            a.name: (
+                kept.get(("money", a.name, "spent"), 0),
+                kept.get(("money", a.name, "reserved"), 0),
+                kept.get(("money", a.name, today), 0),
+            )
+            for a in self.accounts()
+        }
+
+    def _use_minutes(
+        self, able: Sequence[Account], claimed: Sequence[tuple[Job, Job]], now_ms: int
+    ) -> None:
+        """Counts what accounts with a limit of requests per minute have used of this one."""
+        used = Counter(after.account for _, after in claimed)
+        for a in able:
+            limits = a.limits
+            if "per_minute" not in limits or not used[a.name]:
+                continue
+            if now_ms - limits.get("minute_ms", 0) >= MINUTE_MS:
+                limits |= {"minute_ms": now_ms, "used": 0}
+            limits["used"] += used[a.name]
+            self._write_account(replace(a, limits_json=codec.encode(limits)))
 
     def _expire_due(self, now_ms: int) -> None:
         due = self._expired(now_ms, EXPIRE_CHUNK)
@@ -397,9 +486,10 @@ class Store(ABC):
                 outputs.extend(made)
                 word = "completed" if after.status == "completed" else "reclaimed"
                 error_json = decision.change.get("error_json")
-                ends.append(_ended(job, job.fence, now_ms, word, error_json))
+                bill = policy.reclaim_bill(job, after)
+                ends.append(_ended(job, job.fence, now_ms, word, error_json, bill))
             self._write(pairs)
-            self._end_attempts(ends)
+            self._end(ends, now_ms)
             self._insert_outputs(outputs)
             self._record(events)
             self._delete_runner(owner)
@@ -497,7 +587,22 @@ class Store(ABC):
                         self._delete_step(step)
             self._write([(job, after)])
             self._record([event])
+            if handle_json is None and value_json is None:
+                was_not_sent = to == "queued" and not is_fresh
+                spent = Bill("unknown", job.reserved_microusd)
+                self._settle_doubt(job, now_ms, Bill("not billed", 0) if was_not_sent else spent)
         return after
+
+    def _settle_doubt(self, job: Job, now_ms: int, bill: Bill) -> None:
+        """Writes down what the doubtful attempts of this render cost."""
+        doubtful = [
+            a
+            for a in self.attempts(job.number)
+            if a.generation == job.generation and a.money is None and a.finished_ms is not None
+        ]
+        for i, a in enumerate(doubtful):
+            cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
+            self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
 
     def close_render(self, number: int, note: str) -> None:
         """Forgets the open render of a finished job: its provider has been told, or is done."""
@@ -581,7 +686,7 @@ class Store(ABC):
             off = {
                 name: (kept.get(name, 0), true.get(name, 0))
                 for name in kept.keys() | true.keys()
-                if kept.get(name, 0) != true.get(name, 0)
+                if kept.get(name, 0) != true.get(name, 0) and not _is_spending(name)
             }
             if repair and off:
                 self._count(Counter({name: true_n - n for name, (n, true_n) in off.items()}))
@@ -816,7 +921,10 @@ def _origin(job: Job) -> str:
     return codec.dumps({name: value for name, value in origin.items() if value is not None})
 
 
-def _ended(job: Job, fence: int, now_ms: int, word: str, error_json: str | None) -> Attempt:
+def _ended(
+    job: Job, fence: int, now_ms: int, word: str, error_json: str | None, bill: Bill | None
+) -> Attempt:
+    money, cost = (None, None) if bill is None else bill
     return Attempt(
         job.number,
         fence,
@@ -827,6 +935,8 @@ def _ended(job: Job, fence: int, now_ms: int, word: str, error_json: str | None)
         now_ms,
         word,
         None if error_json is None else redact_json(error_json),
+        cost_microusd=cost,
+        money=money,
     )
 
 
@@ -840,7 +950,30 @@ def _tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
         for job in jobs
         if job.status in ("completed", "failed") and job.account is not None
     )
+    for job in jobs:
+        if job.reserved_microusd and job.account is not None:
+            tally["money", job.account, "reserved"] += job.reserved_microusd
     return tally
+
+
+def _is_spending(name: tuple[str, str, str]) -> bool:
+    """What was spent stays counted when the attempts it was spent on are pruned."""
+    return name[0] == "money" and name[2] != "reserved"
+
+
+def _next_minutes(accounts: Sequence[Account]) -> list[int]:
+    """When accounts that have used up their minute may go on."""
+    found = [a.limits for a in accounts if "per_minute" in a.limits]
+    return [
+        limits["minute_ms"] + MINUTE_MS
+        for limits in found
+        if limits.get("used", 0) >= limits["per_minute"]
+    ]
+
+
+def day_of(ms: int) -> str:
+    """The day of a moment, UTC, as the counters name it."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("day:%Y-%m-%d")
 
 
 def _redacted_event(event: Event) -> Event:

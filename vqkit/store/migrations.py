@@ -43,6 +43,7 @@ CREATE TABLE jobs (
     account TEXT,
     generation INTEGER NOT NULL DEFAULT 0 CHECK (generation >= 0),
     handle TEXT CHECK (handle IS NULL OR json_valid(handle)),
+    reserved_microusd INTEGER NOT NULL DEFAULT 0 CHECK (reserved_microusd >= 0),
     result TEXT CHECK (result IS NULL OR json_valid(result)),
     error TEXT CHECK (error IS NULL OR json_valid(error)),
     reason TEXT,
@@ -84,6 +85,10 @@ CREATE TABLE attempts (
     outcome TEXT,
     error TEXT,
     late_result TEXT,
+    generation INTEGER NOT NULL DEFAULT 0,
+    reserved_microusd INTEGER NOT NULL DEFAULT 0,
+    cost_microusd INTEGER,
+    money TEXT CHECK (money IN ('billed', 'not billed', 'unknown')),
     PRIMARY KEY (job, fence),
     CHECK ((outcome IS NULL) = (finished_ms IS NULL))
 ) STRICT, WITHOUT ROWID;

@@ -569,16 +569,20 @@ class SqliteStore(Store):
 
     def _insert_attempts(self, attempts: Sequence[Attempt]) -> None:
         self._bulk(
-            "INSERT INTO attempts (job, fence, attempt, account, runner, started_ms) ",
-            [attempt[:6] for attempt in attempts],
+            "INSERT INTO attempts (job, fence, attempt, account, runner, started_ms, generation,"
+            " reserved_microusd) ",
+            [(*a[:6], a.generation, a.reserved_microusd) for a in attempts],
         )
 
     def _end_attempts(self, attempts: Sequence[Attempt]) -> None:
         self._bulk(
             "UPDATE attempts SET finished_ms = v.column1, outcome = v.column2,"
-            " error = v.column3 FROM (",
-            [(a.finished_ms, a.outcome, a.error_json, a.job, a.fence) for a in attempts],
-            ") AS v WHERE attempts.job = v.column4 AND attempts.fence = v.column5",
+            " error = v.column3, cost_microusd = v.column4, money = v.column5 FROM (",
+            [
+                (*a[6:9], a.cost_microusd, a.money, a.job, a.fence)  # when, how, and what it cost
+                for a in attempts
+            ],
+            ") AS v WHERE attempts.job = v.column6 AND attempts.fence = v.column7",
         )
 
     def _has_ended(self, job: int, fence: int) -> bool:
@@ -596,12 +600,13 @@ class SqliteStore(Store):
         )
 
     def attempts(self, job: int | None = None) -> list[Attempt]:
-        sql = "SELECT job, fence, attempt, account, runner, started_ms, finished_ms, outcome,"
-        sql += " error, late_result FROM attempts"
+        columns = ", ".join(_columns(Attempt._fields))
         if job is None:
-            found = self._conn.execute(f"{sql} ORDER BY started_ms, job, fence")
+            sql = f"SELECT {columns} FROM attempts ORDER BY started_ms, job, fence"
+            found = self._conn.execute(sql)
         else:
-            found = self._conn.execute(f"{sql} WHERE job = ? ORDER BY fence", (job,))
+            sql = f"SELECT {columns} FROM attempts WHERE job = ? ORDER BY fence"
+            found = self._conn.execute(sql, (job,))
         return [Attempt(*row) for row in found.fetchall()]
 
     def _insert_events(self, events: Sequence[Event]) -> None:
@@ -680,6 +685,8 @@ class SqliteStore(Store):
             "SELECT 'batch', coalesce(batch, ''), status, count(*) FROM jobs GROUP BY 2, 3"
             " UNION ALL SELECT 'account', account, status, count(*) FROM jobs"
             " WHERE account IS NOT NULL AND status IN ('completed', 'failed') GROUP BY 2, 3"
+            " UNION ALL SELECT 'money', account, 'reserved', sum(reserved_microusd) FROM jobs"
+            " WHERE account IS NOT NULL AND reserved_microusd > 0 GROUP BY 2"
         )
         return {(kind, name, status): n for kind, name, status, n in found.fetchall()}
 
