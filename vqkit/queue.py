@@ -526,7 +526,7 @@ class Queue:
 
     def to_frame(self) -> pd.DataFrame:
         """All jobs as a pandas DataFrame: the payload's columns, then how each job stands."""
-        frame = _pandas("to_frame()").DataFrame(list(self.records()))
+        frame: pd.DataFrame = _pandas("to_frame()").DataFrame(list(self.records()))
         return frame.set_index("job") if len(frame) else frame
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -632,7 +632,7 @@ class Queue:
         `money` is "estimated" while it is set aside, then "billed", "not billed" or
         "unknown" (counted as spent); `key` and `handle` are the provider's names of it.
         """
-        frame = _pandas("costs()").DataFrame(list(self.cost_records()))
+        frame: pd.DataFrame = _pandas("costs()").DataFrame(list(self.cost_records()))
         return frame.set_index("job") if len(frame) else frame
 
     def cost_records(self) -> Iterator[dict[str, Any]]:

@@ -175,8 +175,12 @@ class RenderHandler:
         if is_billed is None and status.is_billed is None:
             is_billed = None if self.provider.capabilities.billed_on != "success" else False
         kind = "render_failed" if error is None else error.kind
-        facts = {"is_billed": is_billed, "cost_microusd": status.cost_microusd}
-        return ProviderError(said if error is None else str(error), kind, **facts)
+        return ProviderError(
+            said if error is None else str(error),
+            kind,
+            is_billed=is_billed,
+            cost_microusd=status.cost_microusd,
+        )
 
     async def _ask_to_stop(
         self, job: ActiveJob, handle: Mapping[str, Any], account: AccountKey

@@ -192,7 +192,7 @@ class Store(ABC):
             accounts = self.accounts()
             why = {a.name: reason for a in accounts if (reason := claim.why_not(a))}
             able = [a for a in accounts if a.name not in why]
-            why |= self._used_up(able, now_ms)
+            why |= self.used_up(able, now_ms)
             able = [a for a in able if a.name not in why]
             claimed: list[Job] = []
             is_limited = False
@@ -260,7 +260,7 @@ class Store(ABC):
         self._record(events)
         return stale, repeated
 
-    def _used_up(self, able: Sequence[Account], now_ms: int) -> dict[str, str]:
+    def used_up(self, able: Sequence[Account], now_ms: int) -> dict[str, str]:
         """Why accounts rest whose budget does not allow one more job; it pauses, nothing fails."""
         if not any("price" in a.limits for a in able):
             return {}
