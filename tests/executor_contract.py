@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,17 @@ def stops_iteration(job: ActiveJob) -> Any:
     raise StopIteration("over")
 
 
+def dies(job: ActiveJob) -> Any:
+    os._exit(3)
+
+
+def misbehave(job: ActiveJob) -> Any:
+    """As the payload's `n` says."""
+    odd = {"stops": stops_iteration, "dies": dies}
+    name = job.payload["n"]
+    return odd[name](job) if name in odd else RAISERS[name][0](job)
+
+
 # -- handlers that return what nobody expects -------------------------------------------------
 
 
@@ -172,6 +184,11 @@ RETURNERS: dict[str, Handler] = {
     "part_path": _part_path,
     "part_text": _part_text,
 }
+
+
+def surprise(job: ActiveJob) -> Any:
+    """Returns what the payload's `n` says."""
+    return RETURNERS[job.payload["n"]](job)
 
 
 def as_async(handler: Handler) -> Handler:

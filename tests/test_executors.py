@@ -104,8 +104,7 @@ class TestThreadExecutor(ExecutorContract):
 
         work, _ = self.work(tmp_path, handler)
         task = asyncio.create_task(self.ended(executor, work))
-        while not began.is_set():
-            await asyncio.sleep(0.001)
+        await _settled(began.is_set)
         work.notes.cancel()
         assert isinstance(await asyncio.wait_for(task, PATIENCE_S), JobCancelled)
 
@@ -121,15 +120,13 @@ class TestThreadExecutor(ExecutorContract):
 
         work, _ = self.work(tmp_path, handler)
         task = asyncio.create_task(executor.run(work))
-        while not began.is_set():
-            await asyncio.sleep(0.001)
+        await _settled(began.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not executor.can_stop
         go_on.set()
-        while not ended.is_set():
-            await asyncio.sleep(0.001)
+        await _settled(ended.is_set)
 
     async def test_threads_are_daemons_so_that_a_kernel_can_exit(
         self, executor: Executor, tmp_path: Path
@@ -158,9 +155,7 @@ class TestProcessExecutor(ExecutorContract):
     async def test_a_worker_has_a_session_of_its_own(
         self, executor: Executor, tmp_path: Path
     ) -> None:
-        pid, session = await self.value(
-            executor, tmp_path, lambda job: [os.getpid(), os.getsid(0)]
-        )
+        pid, session = await self.value(executor, tmp_path, lambda job: [os.getpid(), os.getsid(0)])
         assert pid not in (os.getpid(), os.getsid(0))
         assert session == pid
 
@@ -195,7 +190,7 @@ class TestProcessExecutor(ExecutorContract):
     ) -> None:
         pid = await self.value(executor, tmp_path, lambda job: os.getpid())
         os.kill(pid, signal.SIGKILL)
-        await _gone(pid)
+        await _settled(lambda: not executor._idle[-1].is_alive())
         assert await self.value(executor, tmp_path, lambda job: os.getpid()) != pid
 
     async def test_cancelling_ends_the_process_and_its_children(
@@ -268,7 +263,7 @@ class TestProcessExecutor(ExecutorContract):
         assert told_second == []
 
 
-MAIN = '''
+MAIN = """
 import asyncio, os, sys
 from pathlib import Path
 from vqkit.attempt import ActiveJob
@@ -299,7 +294,7 @@ async def main():
         print(done.value, flush=True)
 
 asyncio.run(main())
-'''
+"""
 
 
 def test_a_function_of_main_runs_in_a_worker_which_dies_with_its_parent(
@@ -351,8 +346,9 @@ def _workers() -> set[int]:
 
 
 async def _settled(condition: Callable[[], Any]) -> Any:
+    """Waits for what threads and processes do, which no Event of this loop tells."""
     async with asyncio.timeout(PATIENCE_S):
-        while not (found := await asyncio.to_thread(condition)):
+        while not (found := await asyncio.to_thread(condition)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
 

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -126,7 +127,7 @@ def run(
     sheet: str | None,
     as_json: bool,
 ) -> None:
-    """Make everything in FILE (.xlsx, .csv, .tsv, .jsonl, .txt), one job a row.
+    """Make what a sheet asks for, one job a row. FILE: .xlsx, .csv, .tsv, .jsonl or .txt.
 
     Running the same file again adds nothing: it finishes what is left. Ctrl-C stops
     politely, a second one at once. The exit status is 0 only if every job is completed.
@@ -217,7 +218,7 @@ def _tell_added(screen: _Screen, table: intake.Table, added: Added, q: Queue) ->
     for note in table.notes:
         screen.say(f"  {_clean(note)}")
     if added.problems:
-        screen.say(f"{_count(len(added.problems), 'row')} cannot run and are skipped:", "yellow")
+        screen.say(f"Skipped, for it cannot run: {_count(len(added.problems), 'row')}", "yellow")
         for problem in added.problems[:PROBLEMS_SHOWN]:
             screen.say(f"  row {problem.row}: {_clean(problem.reason)}", "yellow")
         if (more := len(added.problems) - PROBLEMS_SHOWN) > 0:
@@ -488,18 +489,20 @@ def jobs(
         click.echo("no jobs" + (f" are {wanted.replace('_', ' ')}" if wanted else ""))
         return
     now_ms = SystemClock().now_ms()
-    table = Table("job", "status", "try", "account", "row", box=None)
-    table.add_column("what", no_wrap=True, ratio=1)
-    table.add_column("result", no_wrap=True, ratio=1)
+    console, table = _console(), Table(box=None)
+    for name in ("job", "status", "try", "account", "row", "what", "result"):
+        table.add_column(name, no_wrap=True)
+    room = (console.width - 46) // 2
     for job in shown:
-        came = (
-            _failure_of(job) if job.error else ", ".join(f.name for f in files.get(job.number, []))
-        )
-        cells = (job.number, job.label(now_ms).replace("_", " "), job.attempt, job.account, job.row,
-                 _what(job), came or job.reason)  # fmt: skip
-        texts = (Text(_clean(cell or "")) for cell in cells)
+        made = ", ".join(file.name for file in files.get(job.number, []))
+        came = _failure_of(job) if job.error else made or job.reason
+        label = job.label(now_ms).replace("_", " ")
+        cells = (job.number, label, job.attempt, job.account, job.row, _what(job), came)
+        texts = [Text(_clean(cell or "")) for cell in cells]
+        for text in texts[-2:]:
+            text.truncate(max(20, room), overflow="ellipsis")
         table.add_row(*texts, style=html.STATUS[job.status][0])
-    _console().print(table)
+    console.print(table)
 
 
 @main.command()
@@ -543,7 +546,7 @@ def events(
 @click.argument("db", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
 def export_(db: Path, file: Path) -> None:
-    """Save all jobs and how they stand to FILE: .csv, .jsonl or .xlsx."""
+    """Save all jobs as .csv, .jsonl or .xlsx."""
     from . import export
 
     with Queue(_existing(db)) as q:
@@ -555,12 +558,11 @@ def export_(db: Path, file: Path) -> None:
 @_db
 @_as_json
 def doctor_(db: Path | None, as_json: bool) -> None:
-    """Check this machine, and a queue, for what could do harm. Exit status 0: no problem."""
+    """Look for what could do harm. The exit status is 0 if there is no problem."""
     path = _existing(db) if db or len(_queues()) == 1 else None
     checks = doctor.examine(path)
     if as_json:
-        names = doctor.Check.__slots__
-        click.echo(json.dumps([{name: getattr(check, name) for name in names} for check in checks]))
+        click.echo(json.dumps([asdict(check) for check in checks]))
     colors = {"ok": "green", "warning": "yellow", "problem": "red"}
     table = Table.grid(padding=(0, 1))
     for check in checks:
@@ -583,7 +585,7 @@ def doctor_(db: Path | None, as_json: bool) -> None:
 @click.option("--batch", help="Those of this sheet")
 @_as_json
 def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json: bool) -> None:
-    """Cancel jobs by number: at once those that wait, soon those at work."""
+    """Cancel jobs, by number. What waits is cancelled at once, what is at work when it stops."""
     db, numbers = _db_and_jobs(which)
     if (bool(numbers) + everything + (batch is not None)) != 1:
         raise UsageError("say which: numbers of jobs (vqkit cancel 3 4), or --all, or --batch NAME")
@@ -595,12 +597,12 @@ def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json:
         if as_json:
             click.echo(json.dumps({"changed": n, "stopping": asked}))
             return
-        if n > 0:
-            click.echo(f"{_count(n, 'job')} cancelled")
-        else:
-            click.echo("nothing to cancel" + _as_it_is(q, numbers))
+        click.echo(f"{_count(n, 'job')} cancelled" if n else "nothing to cancel")
         if asked:
             click.echo(f"of these {len(asked)} at work: cancelled as soon as they have stopped")
+        for job in map(q.job, numbers):
+            if job.status in ("completed", "failed"):
+                click.echo(f"job {job.number} is {job.status} already")
 
 
 @main.command()
@@ -609,22 +611,18 @@ def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json:
 @click.option("--batch", help="Only those of this sheet")
 @_as_json
 def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_json: bool) -> None:
-    """Give finished jobs a second chance: those named, else all that failed."""
+    """Give jobs a second chance. Without numbers: all that failed."""
     db, numbers = _db_and_jobs(which)
     with Queue(_existing(db)) as q:
         n = q.requeue(*numbers, status=wanted, batch=batch)
         if as_json:
             click.echo(json.dumps({"changed": n}))
         elif n == 0:
-            click.echo("nothing to put back" + (_as_it_is(q, numbers) or ": no job has failed"))
+            click.echo("nothing to put back: no such job has come to an end")
         else:
             is_busy = any(runner.is_alive for runner in q.snapshot().runners)
             then = "they are begun soon" if is_busy else "the next vqkit run makes them"
             click.echo(f"{_count(n, 'job')} put back: {then}")
-
-
-def _as_it_is(q: Queue, numbers: Sequence[int]) -> str:
-    return "".join(f"\n  job {n} is {q.job(n).status.replace('_', ' ')}" for n in numbers)
 
 
 def _db_and_jobs(which: tuple[str, ...]) -> tuple[Path | None, list[int]]:
@@ -692,7 +690,9 @@ def _snapshot(store: SqliteStore) -> Snapshot:
 def _files(store: SqliteStore, path: Path, numbers: set[int]) -> dict[int, list[Path]]:
     """The finished files of these jobs: of each those of its newest finished attempt."""
     root = path.resolve().parent / str(store.setting("outputs") or path.stem)
-    found = [output for output in store.outputs() if output.job in numbers]
+    few = len(numbers) <= 2 * JOBS_SHOWN
+    lists = [store.outputs(n) for n in sorted(numbers)] if few else [store.outputs()]
+    found = [output for outputs in lists for output in outputs if output.job in numbers]
     newest = {output.job: output.fence for output in found}
     files: dict[int, list[Path]] = {}
     for output in found:
@@ -797,6 +797,7 @@ def _job_dict(job: Job, files: Iterable[Path]) -> dict[str, Any]:
     plain = {name: v for name, v in job._asdict().items() if not name.endswith(hidden)}
     times = {name: iso(getattr(job, f"{name}_ms")) for name in ("created", "started", "finished")}
     found = {"payload": job.payload, "result": job.result, "error": job.error, **times}
+    plain["cancel_requested"] = bool(job.cancel_requested)
     return {**plain, **found, "files": [str(path) for path in files]}
 
 
@@ -833,6 +834,7 @@ EVENTS = {
     "job.started": "begun on {account}, try {attempt}",
     "job.stage_changed": "{stage} {done}",
     "job.logged": "says: {message}",
+    "job.step_done": "step {name} is done",
     "job.completed": "completed in {took} on {account}",
     "job.retry_scheduled": "{wrong}; {again}",
     "job.failed": "failed: {wrong}{because}",
@@ -859,6 +861,8 @@ def _event_words(kind: str, d: dict[str, Any]) -> str:
         return f"{kind.partition('.')[2].replace('_', ' ')} {d or ''}"
     if kind == "job.reclaimed" and "seconds" in d:
         return "completed: it was finished when its process died, and is not made again"
+    if kind == "job.reclaimed" and d.get("error"):
+        kind = "job.failed"
     wrong = ": ".join(filter(None, (d.get("error"), d.get("message"))))
     facts = _Facts(
         d,

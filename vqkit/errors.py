@@ -48,7 +48,6 @@ __all__ = [
     "NotAQueue",
     "PayloadError",
     "ProviderError",
-    "ProviderErrorKind",
     "PumpError",
     "SheetError",
     "Signal",

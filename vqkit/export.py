@@ -148,16 +148,18 @@ def _write_xlsx(path: Path, names: list[str], records: Iterable[Record]) -> None
             made.font = Font(bold=True)
         return made
 
-    sheet.append([cell(name, bold=True) for name in names])
-    for number, record in enumerate(records, 2):
-        if number > XLSX_ROWS:
-            raise UsageError(
-                f"a workbook holds {XLSX_ROWS - 1:,} jobs and the queue has more; save them as"
-                " .csv or .jsonl"
-            )
-        sheet.append([cell(record.get(name)) for name in names])
+    try:
+        sheet.append([cell(name, bold=True) for name in names])
+        for number, record in enumerate(records, 2):
+            if number > XLSX_ROWS:
+                raise UsageError(
+                    f"a workbook holds {XLSX_ROWS - 1:,} jobs and the queue has more; save them as"
+                    " .csv or .jsonl"
+                )
+            sheet.append([cell(record.get(name)) for name in names])
+    finally:
+        sheet.close()  # or openpyxl complains of it later, where nobody can catch it
     book.save(path)
-    book.close()
 
 
 WRITERS: dict[str, Writer] = {".csv": _write_csv, ".jsonl": _write_jsonl, ".xlsx": _write_xlsx}

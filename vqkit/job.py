@@ -47,7 +47,8 @@ class Job(NamedTuple):
     """One row of work, as the database holds it.
 
     `number` counts up in the order jobs were put; `id` is made by whoever put the job.
-    `attempt` counts tries that were spent, `crashes` those that a crash ended, `fence`
+    `attempt` counts tries that were spent, `crashes` those in which its worker died, `deaths`
+    those in which the whole process did, its neighbours with it; `fence` counts
     every claim ever made: whoever does not hold the newest fence can change nothing.
     `generation` counts the renders asked for; `handle_json` is the provider's name of the
     one that is open, `reserved_microusd` what it may cost until somebody knows.
@@ -75,6 +76,7 @@ class Job(NamedTuple):
     progress: float | None = None
     attempt: int = 0
     crashes: int = 0
+    deaths: int = 0
     fence: int = 0
     owner: str | None = None
     account: str | None = None
@@ -134,7 +136,7 @@ class Job(NamedTuple):
         if self.status == "running":
             return "cancelling" if self.cancel_requested else (self.stage or "running")
         if self.status == "queued" and (self.not_before_ms or 0) > now_ms:
-            return "retrying" if self.attempt or self.crashes else "scheduled"
+            return "retrying" if self.attempt or self.crashes or self.deaths else "scheduled"
         return self.status
 
     def __repr__(self) -> str:

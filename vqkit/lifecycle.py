@@ -89,7 +89,8 @@ def apply(
     `fence` is the claim's, for the verbs that need one. `change` carries what the verb is
     about: `owner`, `account` (claim); `stage`, `progress` (stage); `message`, `level` (log);
     `result_json` (complete); `not_before_ms`, `error_json`, `reason`, `crashed` (retry, fail);
-    `to` (reclaim, resolve). `crashed=True` spends a crash instead of an attempt.
+    `to` (reclaim, resolve). `crashed=True` spends a crash instead of an attempt, and so does
+    a reclaim, whose crashes are counted apart as `deaths`.
 
     Raises LifecycleError when the status does not allow the verb, StaleFence when the job
     has been claimed by somebody else since. A job never changes in place.
@@ -159,6 +160,8 @@ def _spent(job: Job, change: dict[str, Any]) -> dict[str, Any]:
     spent: dict[str, Any] = {}
     if change.get("crashed"):
         spent = {"attempt": job.attempt - 1, "crashes": job.crashes + 1}
+    if change.get("died"):
+        spent = {"attempt": job.attempt - 1, "deaths": job.deaths + 1}
     if change.get("fresh"):
         spent |= {"generation": job.generation + 1, "handle_json": None}
     return spent
@@ -287,7 +290,7 @@ def _doubt(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
     after = job._replace(
         status="in_doubt",
         attempt=job.attempt - 1,
-        crashes=job.crashes + bool(change.get("crashed")),
+        deaths=job.deaths + bool(change.get("died")),
         error_json=change.get("error_json", job.error_json),
         reason=change.get("reason"),
         updated_ms=now_ms,
@@ -318,7 +321,7 @@ def _reclaim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
     to = change.get("to", "queued")
     if to == "completed":
         return _complete(job, now_ms, change, kind)
-    spent = {**change, "crashed": True}
+    spent = {**change, "died": True}
     if to == "failed":
         return _fail(job, now_ms, spent, kind)
     if to == "in_doubt":
@@ -361,6 +364,7 @@ def _requeue(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
         status="queued",
         attempt=0,
         crashes=0,
+        deaths=0,
         cancel_requested=False,
         account=_kept_account(job),
         generation=job.generation + bool(change.get("fresh", job.status == "completed")),

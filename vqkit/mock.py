@@ -8,18 +8,16 @@
         mock.set(moderated=0.1)
         mock.billed_microusd()
 
-The server is another process (`vqkit.mockserver`) with books of its own: one JSON line an
-event, synced before a render is acknowledged, so that what was billed can be read after any
-crash, ours or its own. Every chance is drawn from the seed, the request's content and how
-often that was drawn before, never from the order of arrival: a run replays.
+The server (`vqkit.mockserver`) is another process with books of its own: JSON lines, synced
+before a render is acknowledged, so that what was billed can be read after any crash, ours or
+its own. Every chance is drawn from the seed, the request's content and how often that was
+drawn before, never from the order of arrival: a run replays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
-import functools
 import hashlib
 import http.client
 import itertools
@@ -31,22 +29,12 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import zlib
+import typing
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    Self,
-    TypeAlias,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from .errors import UsageError, VqkitError
@@ -63,27 +51,42 @@ from .providers.contract import (
     Status,
     Submitted,
 )
+from .providers.download import download, network, retry_after_s
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Knobs", "Ledger", "MockAdapter", "MockProvider", "Render", "Request"]
+__all__ = ["CHANCES", "Knobs", "Ledger", "MockAdapter", "MockProvider", "Render", "Request"]
 
 # True, a chance from 0 to 1 at each try, or {"share": of the requests, "first": of their tries}.
 Chance: TypeAlias = bool | float | Mapping[str, float]
 # One for all accounts, or {account: limit}; None is no limit.
 Limit: TypeAlias = int | Mapping[str, int] | None
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
+# Knobs that are a `Chance`. Submitting, before the render is accepted and after (die: SIGKILL
+# to itself); what becomes of it; polling; downloading (wrong_length says half of what comes).
+CHANCES = (
+    *("rate", "drop_before", "error_before", "invalid"),
+    *("die_after", "drop_after", "error_after", "html_after"),
+    *("moderated", "render_failed", "no_outputs"),
+    *("poll_rate", "poll_drop", "poll_error", "poll_html", "unknown_state"),
+    *("file_error", "file_html", "truncate", "wrong_length"),
+)
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """All that can be turned. Times in seconds, money in micro-dollars; see `Chance`, `Limit`."""
+    """All that can be turned. Times in seconds, money in micro-dollars; see `Limit`.
+
+    `chances` holds those of `CHANCES` that are not False.
+    """
 
     seed: int = 0
     idempotency: Idempotency = "replay"
     key_ttl_s: float | None = None
-    clock_offset_s: float = 0.0  # the provider's clock against ours: jump instead of waiting
+    clock_offset_s: float = 0.0  # the provider's clock against ours: a jump instead of a wait
+    chances: Mapping[str, Chance] = field(default_factory=dict)
+    error_status: tuple[int, ...] = (500, 502, 504)  # one is drawn
     # how long things take; a spread is a share to either side
     render_s: float = 0.0
     render_spread: float = 0.0
@@ -91,51 +94,32 @@ class Knobs:
     answer_s: float = 0.0  # after accepting, before answering
     answer_spread: float = 0.0
     poll_after_s: float | None = None
+    not_found_polls: int = 0  # the first polls of each render
     list_lag_s: float = 0.0  # before a render shows in lists and searches
+    forget_s: float | None = None  # after its end a render is not found any more
+    progress: Literal["steady", "backwards", "stuck", "none"] = "steady"
     # limits
     concurrency: Limit = None
     limits_scope: Literal["account", "account+model"] = "account"
     overflow: Literal["reject", "queue"] = "reject"
     per_minute: Limit = None
     per_day: Limit = None
-    retry_after_s: float | None = None  # None: when the minute allows; 10 s for `rate`
+    retry_after_s: float | None = None  # None: until the minute allows; 10 s for a chance
     retry_after_as: Literal["seconds", "date", "ms", "body", "text", "none"] = "seconds"
     # money and keys
     cost_microusd: int = 250_000
     cost_spread: float = 0.0
     tells_cost: bool = True
     billed_on: Literal["submit", "start", "success"] = "success"
-    moderated_billed: bool = False
-    balance_microusd: Limit = None
-    key_generation: Mapping[str, int] = field(default_factory=dict)  # the only key accepted
-    revoke_after: int | None = None  # renders of an account, then its next key is needed
-    retired: tuple[str, ...] = ()  # models; "*" is the whole provider
-    # sending: before and after it was accepted
-    rate: Chance = False
-    drop_before: Chance = False
-    error_before: Chance = False
-    invalid: Chance = False
-    die_after: Chance = False  # SIGKILL to itself
-    drop_after: Chance = False
-    error_after: Chance = False
-    html_after: Chance = False
-    error_status: tuple[int, ...] = (500, 502, 504)  # one is drawn
-    # rendering and polling
-    moderated: Chance = False
     moderated_on: Literal["submit", "render"] = "render"
-    render_failed: Chance = False
-    no_outputs: Chance = False
-    poll_rate: Chance = False
-    poll_drop: Chance = False
-    poll_error: Chance = False
-    poll_html: Chance = False
-    unknown_state: Chance = False
-    not_found_polls: int = 0  # the first polls of each render
-    forget_s: float | None = None  # after its end a render is not found any more
-    progress: Literal["steady", "backwards", "stuck", "none"] = "steady"
+    moderated_billed: bool = False
     cancel: Literal["any", "queued_only", "none"] = "any"
     cancel_billed: bool = False
     cancel_is_async: bool = False
+    balance_microusd: Limit = None
+    key_generation: Mapping[str, int] = field(default_factory=dict)  # the only one accepted
+    revoke_after: int | None = None  # so many renders of an account, then its next generation
+    retired: tuple[str, ...] = ()  # models; "*" is the whole provider
     # results
     outputs: int = 1
     size: int = 4096
@@ -150,33 +134,27 @@ class Knobs:
     ranges: bool = True
     etag: Literal["steady", "changing", "rude", "none"] = "steady"  # rude: ignores If-Range
     slow_s: float = 0.0
-    truncate: Chance = False
-    wrong_length: Chance = False  # Content-Length says half of what there is
-    file_error: Chance = False
-    file_html: Chance = False
 
-    def with_(self, changes: Mapping[str, Any]) -> Knobs:
+    def turned(self, changes: Mapping[str, Any]) -> Knobs:
         """These knobs with others turned. Raises ValueError for a name or word not known."""
-        known = hints()
+        types: dict[str, Any] = dict.fromkeys(CHANCES, Chance) | typing.get_type_hints(Knobs)
         for name, value in changes.items():
-            if name not in known:
-                raise ValueError(f"no knob named {name!r}; known: {', '.join(sorted(known))}")
-            if get_origin(known[name]) is Literal and value not in get_args(known[name]):
-                raise ValueError(f"{name}={value!r}; expected one of {get_args(known[name])}")
-            if known[name] == Chance and not _is_chance(value):
-                raise ValueError(f'{name}={value!r}; expected True, 0 to 1, or {{"first": 1}}')
-        return replace(self, **changes)
-
-
-@functools.cache
-def hints() -> dict[str, Any]:
-    return get_type_hints(Knobs)
+            if name not in types or name == "chances":
+                raise ValueError(f"no knob named {name!r}; known: {', '.join(sorted(types))}")
+            words = typing.get_args(types[name])
+            if typing.get_origin(types[name]) is Literal and value not in words:
+                raise ValueError(f"{name}={value!r}; expected one of {words}")
+            if name in CHANCES and not _is_chance(value):
+                raise ValueError(f"{name}={value!r}; expected True, 0 to 1, or {{'first': 1}}")
+        chances = {name: value for name, value in changes.items() if name in CHANCES}
+        others = {name: value for name, value in changes.items() if name not in CHANCES}
+        return replace(self, chances={**self.chances, **chances}, **others)
 
 
 def _is_chance(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return set(value) <= {"share", "first"} and bool(value)
-    return isinstance(value, bool | int | float) and 0 <= value <= 1
+        return {"share", "first"}.issuperset(value)
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 @dataclass
@@ -206,6 +184,11 @@ class Render:
         return self.states[-1][0]
 
     @property
+    def is_over(self) -> bool:
+        """True when its state will not change any more."""
+        return self.state in OVER
+
+    @property
     def public_id(self) -> str:
         """What the API calls it: the client's own id where there is one."""
         return self.client_id or self.id
@@ -216,21 +199,21 @@ class Render:
         return self.states[-1][1] + (self.duration_ms if self.state == "RUNNING" else 0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Request:
     """A request as it was received, whatever became of it; `fault` is the knob that spoiled it."""
 
-    at_ms: int
     host: str
     method: str
     path: str
-    what: str
-    account: str | None
-    has_key: bool
-    status: int
-    fault: str | None
-    render: str | None
-    rolls: tuple[tuple[str, str], ...] = ()
+    at_ms: int = 0
+    what: str = "other"
+    account: str | None = None
+    has_key: bool = False
+    status: int = 0
+    fault: str | None = None
+    render: str | None = None
+    rolls: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Ledger:
@@ -242,64 +225,54 @@ class Ledger:
         self.counts: Counter[tuple[str, str]] = Counter()
         raw = path.read_bytes() if path.exists() else b""
         whole = raw[: raw.rfind(b"\n") + 1]  # a last line without its end was never acknowledged
-        for line in whole.splitlines():
-            self._apply(json.loads(line))
-        self._lines: list[str] = []
-        self._written = self._synced = 0
-        self._lock = asyncio.Lock()
+        for kind, facts in map(json.loads, whole.splitlines()):
+            if kind == "Render":
+                facts["states"] = [(state, at) for state, at in facts["states"]]
+                self.renders[facts["id"]] = Render(**facts)
+            else:
+                self.received(Request(**facts), is_new=False)
+        self._renders: dict[str, Render] = {}
+        self._requests: list[Request] = []
         if for_writing:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             os.ftruncate(self._fd, len(whole))
 
-    def _apply(self, event: dict[str, Any]) -> None:
-        kind, facts = event["event"], {k: v for k, v in event.items() if k != "event"}
-        if kind == "render":
-            facts["states"] = [(state, at) for state, at in facts["states"]]
-            self.renders[facts["id"]] = Render(**facts)
-        elif kind == "state":
-            render = self.renders[facts["id"]]
-            render.states.append((facts["state"], facts["at_ms"]))
-            render.billed_microusd = facts["billed_microusd"]
-        else:
-            request = Request(**{**facts, "rolls": tuple((n, of) for n, of in facts["rolls"])})
-            self.requests.append(request)
-            self.counts.update(request.rolls)
-            if request.render and request.what in ("poll", "file"):
-                render = self.renders[request.render]
-                render.polls += request.what == "poll"
-                render.fetches += request.what == "file" and request.status in (200, 206)
+    def changed(self, render: Render) -> None:
+        """Notes a render as it is now; it is in the file after `write`."""
+        self._renders[render.id] = self.renders[render.id] = render
 
-    def add(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Notes an event; it is in the file after `write`."""
-        line = json.dumps({"event": event, **facts}, ensure_ascii=False)
-        self._apply(json.loads(line))
-        self._lines.append(line + "\n")
+    def received(self, request: Request, *, is_new: bool = True) -> None:
+        """Notes a request; it is in the file after `write`."""
+        plain = Request(**{each.name: getattr(request, each.name) for each in fields(Request)})
+        self.requests.append(plain)
+        self.counts.update((name, of) for name, of in plain.rolls)
+        if is_new:
+            self._requests.append(plain)
 
     def write(self) -> None:
         """All that was noted goes into the file at once: a kill leaves all of it or nothing."""
-        if data := "".join(self._lines).encode():
-            self._lines.clear()
-            self._written += os.write(self._fd, data)
+        new: list[Render | Request] = [*self._renders.values(), *self._requests]
+        lines = (json.dumps([type(each).__name__, asdict(each)]) + "\n" for each in new)
+        if data := "".join(lines).encode():
+            self._renders.clear()
+            self._requests.clear()
+            if os.write(self._fd, data) != len(data):
+                raise OSError("no room left for the mock provider's ledger")
 
     async def sync(self) -> None:
-        """Returns when what was written before is on the disk; one sync serves all who wait."""
-        mine = self._written
-        async with self._lock:
-            if self._synced < mine:
-                upto = self._written
-                await asyncio.to_thread(os.fsync, self._fd)
-                self._synced = upto
+        """Returns when what was written before is on the disk."""
+        await asyncio.to_thread(os.fsync, self._fd)
 
 
 def account_key(account: str, generation: int = 1) -> str:
     """The key of an account; when it was revoked, that of the next generation is accepted."""
-    digest = hashlib.sha256(f"vqkit-mock/{account}/{generation}".encode()).hexdigest()
-    return f"mock.{quote(account, safe='')}.{generation}.{digest[:24]}"
+    secret = digest("vqkit-mock", account, generation)
+    return f"mock.{quote(account, safe='')}.{generation}.{secret}"
 
 
-def fingerprint(request: Any, model: str | None) -> str:
+def fingerprint(request: Mapping[str, Any], model: str | None) -> str:
     """The same for the same request to the same model."""
-    return digest("request", request, model)
+    return digest("request", dict(request), model)
 
 
 def content(of: str, number: int, size: int, version: int = 0) -> bytes:
@@ -308,8 +281,12 @@ def content(of: str, number: int, size: int, version: int = 0) -> bytes:
 
 
 def digest(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+    """Twenty hexadecimal digits that any change of the parts changes."""
+    return hashlib.sha256(_canonical(parts).encode()).hexdigest()[:20]
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 class MockProvider:
@@ -324,29 +301,26 @@ class MockProvider:
         self._knobs = _checked(Knobs(), knobs)
         self._config = knobs
         self._folder = None if ledger else tempfile.TemporaryDirectory(prefix="vqkit-mock-")
-        self._path = ledger or Path(cast(Any, self._folder).name) / "ledger.jsonl"
-        self._ports = (0, 0)
-        self.url, self.cdn_url = "", ""
+        self._path = ledger or Path(typing.cast(Any, self._folder).name) / "ledger.jsonl"
+        self._ports = [0, 0]
         self._start()
 
     def _start(self) -> None:
-        package = str(Path(__file__).parent.parent)
-        inherited = os.environ.get("PYTHONPATH")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vqkit.mockserver", "--ledger", str(self._path)]
-            + ["--config", json.dumps(self._config)]
-            + ["--port", str(self._ports[0]), "--cdn-port", str(self._ports[1])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [package, inherited]))},
+        parts = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")]
+        path = os.pathsep.join(part for part in parts if part)
+        command = [sys.executable, "-P", "-m", "vqkit.mockserver", "--ledger", str(self._path)]
+        command += ["--config", json.dumps(self._config)]
+        command += ["--port", str(self._ports[0]), "--cdn-port", str(self._ports[1])]
+        pipe, env = subprocess.PIPE, os.environ | {"PYTHONPATH": path}
+        process: Any = subprocess.Popen(  # Any: mypy does not know that its pipes are there
+            command, stdin=pipe, stdout=pipe, start_new_session=True, env=env
         )
-        assert self._process.stdout is not None
-        self.url, self.cdn_url = (self._process.stdout.readline().decode().strip() for _ in "ab")
+        self._process = process
+        self.url, self.cdn_url = (process.stdout.readline().decode().strip() for _ in range(2))
         if not self.cdn_url:
             self.stop()
             raise VqkitError("the mock provider's server did not start; its error stands above")
-        self._ports = (cast(int, urlsplit(self.url).port), cast(int, urlsplit(self.cdn_url).port))
+        self._ports = [int(url.rpartition(":")[2]) for url in (self.url, self.cdn_url)]
 
     def __enter__(self) -> Self:
         return self
@@ -393,10 +367,10 @@ class MockProvider:
     def most_at_once(self, account: str) -> int:
         """The most renders of an account that ran at the same time."""
         steps = []
-        for states in (r.states for r in self.ledger() if r.account == account):
-            steps += [(at, 1) for state, at in states if state == "RUNNING"]
-            ran = any(state == "RUNNING" for state, _ in states)
-            steps += [(at, -1) for state, at in states if ran and state in OVER]
+        for states in (dict(r.states) for r in self.ledger() if r.account == account):
+            if "RUNNING" in states:
+                steps.append((states["RUNNING"], 1))
+                steps += [(states[word], -1) for word in OVER if word in states]
         return max(itertools.accumulate((change for _, change in sorted(steps)), initial=0))
 
     def account(
@@ -409,7 +383,7 @@ class MockProvider:
         self, request: Mapping[str, Any], number: int = 0, model: str | None = None
     ) -> bytes:
         """The bytes that result `number` of a request has."""
-        return content(fingerprint(dict(request), model), number, self._knobs.size)
+        return content(fingerprint(request, model), number, self._knobs.size)
 
     def capabilities(self) -> Capabilities:
         """What the knobs, as they are now, come to."""
@@ -447,9 +421,8 @@ class MockProvider:
             self._folder.cleanup()
 
     def _close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe:
-                pipe.close()
+        self._process.stdin.close()
+        self._process.stdout.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -459,7 +432,7 @@ class MockProvider:
 
 def _checked(knobs: Knobs, changes: Mapping[str, Any]) -> Knobs:
     try:
-        return knobs.with_(changes)
+        return knobs.turned(changes)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -494,58 +467,44 @@ class MockAdapter:
         reply = await self._call("POST", "/v1/renders", account, json=body, headers=headers)
         if not isinstance(reply.get("id"), str):
             raise ProviderError("the answer to a render has no id", "unknown")
-        if _canonical(reply.get("request", body["input"])) != _canonical(body["input"]):
+        if _canonical(reply.get("request") or body["input"]) != _canonical(body["input"]):
             message = "this key had another request before, and the provider gave that one's render"
             raise ProviderError(message, "invalid", handle={"id": reply["id"]})
-        return Submitted({"id": reply["id"]}, reply.get("cost_microusd"), _seconds(reply))
+        return Submitted({"id": reply["id"]}, reply.get("cost_microusd"), reply.get("poll_after_s"))
 
     async def poll(self, handle: Mapping[str, Any], *, account: AccountKey) -> Status:
-        try:
-            reply = await self._call("GET", _path(handle), account)
-        except ProviderError as error:
-            if error.facts.get("code") == "not_found":
-                return Status("not_found")
-            raise
+        reply = await self._get(handle, account)
+        if reply is None:
+            return Status("not_found")
         word, cost, is_billed = reply.get("state"), reply.get("cost_microusd"), reply.get("billed")
         links = [Link(o["url"], o["suffix"], o.get("size")) for o in reply.get("outputs") or ()]
-        state, error = STATES.get(str(word), "running"), None
+        state, problem = STATES.get(str(word), "running"), None
         if state == "failed" or (state == "succeeded" and not links):
             said = reply.get("error") or {"code": "empty", "message": "it ended without a result"}
-            kind: ProviderErrorKind = "render_failed"
-            if said["code"] == "content_policy":
-                kind = "moderated"
-            state, error = "failed", ProviderError(said["message"], kind, is_billed=is_billed)
+            kind = KINDS.get(said["code"], "render_failed")
+            state, problem = "failed", ProviderError(said["message"], kind, is_billed=is_billed)
         return Status(
             state,
             progress=reply.get("progress"),
-            poll_after_s=_seconds(reply),
+            poll_after_s=reply.get("poll_after_s"),
             links=tuple(links),
             expires_at_ms=reply.get("expires_at"),
             cost_microusd=cost,
             is_billed=is_billed,
-            error=error,
+            error=problem,
             stage=None if word in STATES else str(word),
         )
 
     async def fetch(
         self, link: Link, path: Path, *, account: AccountKey, etag: str | None = None
     ) -> Fetched:
-        """As the contract says; an error's facts `etag` and `size` say what may be gone on from."""
-        here = await asyncio.to_thread(lambda: path.stat().st_size if path.exists() else 0)
-        headers, url, facts = {"Accept-Encoding": "identity"}, link.url, dict[str, Any]()
-        if here and etag:
-            headers |= {"Range": f"bytes={here}-", "If-Range": etag}
-        async with self._sending(facts) as client:
-            for _ in range(5):
-                is_ours = urlsplit(url)[:2] == urlsplit(self._url)[:2]
-                with_key = is_ours and self.capabilities.download_needs_key
-                mine = headers | (_authorization(account) if with_key else {})
-                async with client.stream("GET", url, headers=mine) as response:
-                    if response.has_redirect_location:
-                        url = str(response.url.join(response.headers["location"]))
-                        continue
-                    return await _receive(response, link, path, here, etag, facts)
-        raise ProviderError("the link is redirected again and again", "result_gone")
+        headers = _authorization(account) if self.capabilities.download_needs_key else {}
+        if urlsplit(link.url)[:2] != urlsplit(self._url)[:2]:
+            headers = {}
+        async with self._client() as client:
+            return await download(
+                client, link.url, path, headers=headers, etag=etag, expected_size=link.size
+            )
 
     async def cancel(
         self, handle: Mapping[str, Any], *, account: AccountKey
@@ -565,12 +524,7 @@ class MockAdapter:
     ) -> list[Match]:
         kind = self.capabilities.idempotency
         if kind == "client_id":
-            try:
-                found = [await self._call("GET", _path({"id": key}), account)]
-            except ProviderError as error:
-                if error.facts.get("code") != "not_found":
-                    raise
-                found = []
+            found = [reply] if (reply := await self._get({"id": key}, account)) else []
         elif kind in ("tag", "list", "reject"):
             query = {"tag": key} if kind == "tag" else {"since": str(since_ms)}
             found = await self._pages(query, account)
@@ -581,6 +535,14 @@ class MockAdapter:
             found = []
         is_certain = kind in ("client_id", "tag")
         return [Match({"id": r["id"]}, r["created_at"], is_certain) for r in found]
+
+    async def _get(self, handle: Mapping[str, Any], account: AccountKey) -> dict[str, Any] | None:
+        try:
+            return await self._call("GET", _path(handle), account)
+        except ProviderError as error:
+            if error.facts.get("code") != "not_found":
+                raise
+            return None
 
     async def _pages(self, query: dict[str, str], account: AccountKey) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
@@ -596,8 +558,11 @@ class MockAdapter:
         self, method: str, path: str, account: AccountKey, **options: Any
     ) -> dict[str, Any]:
         headers = _authorization(account) | options.pop("headers", {})
-        async with self._sending({}) as client:
-            response = await client.request(method, self._url + path, headers=headers, **options)
+        with network(f"{method} {path}"):
+            async with self._client() as client:
+                response = await client.request(
+                    method, self._url + path, headers=headers, **options
+                )
         if response.status_code >= 300:
             raise _refusal(response)
         try:
@@ -606,32 +571,15 @@ class MockAdapter:
             kind = response.headers.get("content-type")
             raise ProviderError(f"expected a JSON object, got {kind}", "unknown") from error
 
-    @contextlib.asynccontextmanager
-    async def _sending(self, facts: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
-        """A client that neither retries nor redirects; its errors become ProviderErrors."""
+    def _client(self) -> httpx.AsyncClient:
         import httpx
 
         # Loading the certificates takes 20 ms a client. Without any, an https URL is refused.
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            async with httpx.AsyncClient(
-                verify=tls, trust_env=False, timeout=self._timeout_s
-            ) as client:
-                yield client
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
-            raise ProviderError(f"nothing was sent: {error!r}", "not_sent", **facts) from error
-        except httpx.HTTPError as error:
-            raise ProviderError(f"the answer was lost: {error!r}", "unknown", **facts) from error
+        return httpx.AsyncClient(verify=tls, trust_env=False, timeout=self._timeout_s)
 
 
-STATES: Mapping[str, State] = {
-    "PENDING": "queued",
-    "THROTTLED": "throttled",
-    "RUNNING": "running",
-    "SUCCEEDED": "succeeded",
-    "FAILED": "failed",
-    "CANCELLED": "cancelled",
-}
+STATES = {state.upper(): state for state in typing.get_args(State)}
 KINDS: Mapping[str, ProviderErrorKind] = {
     "unauthorized": "auth",
     "insufficient_balance": "no_funds",
@@ -646,82 +594,28 @@ KINDS: Mapping[str, ProviderErrorKind] = {
 
 
 def _refusal(response: httpx.Response) -> ProviderError:
-    status = response.status_code
-    try:
+    status, said = response.status_code, dict[str, Any]()
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # an HTML page, say
         said = dict(response.json()["error"])
-    except (ValueError, TypeError, KeyError):
-        said = {}
     by_status: ProviderErrorKind = "unknown" if status >= 500 or status < 400 else "invalid"
-    kind = KINDS.get(str(said.get("code")), by_status)
-    wait_s = _retry_after_s(response, said) if status == 429 else None
-    return ProviderError(
-        f"HTTP {status}: {said.get('message', 'no reason given')}",
-        kind,
-        retry_after_s=wait_s,
-        is_billed=said.get("billed"),
-        status=status,
-        code=said.get("code"),
-    )
+    facts: dict[str, Any] = {
+        "is_billed": said.get("billed"),
+        "status": status,
+        "code": said.get("code"),
+    }
+    if status == 429:
+        facts["retry_after_s"] = _wait_s(response, said)
+    message = f"HTTP {status}: {said.get('message', 'no reason given')}"
+    return ProviderError(message, KINDS.get(str(said.get("code")), by_status), **facts)
 
 
-def _retry_after_s(response: httpx.Response, said: Mapping[str, Any]) -> float | None:
-    """The provider's word in any of its five forms; a date is read by the provider's clock."""
-    headers = response.headers
-    if ms := headers.get("retry-after-ms"):
-        return float(ms) / 1000
-    if (after := headers.get("retry-after", "")).isdigit():
-        return float(after)
-    if after:
-        then, now = (email.utils.parsedate_to_datetime(t) for t in (after, headers["date"]))
-        return (then - now).total_seconds()
-    if "retry_after" in said:
-        return float(said["retry_after"])
-    found = re.search(r"resets in ~?(\d+)\s?s", str(said.get("message")))
-    return float(found[1]) if found else None
-
-
-async def _receive(
-    response: httpx.Response,
-    link: Link,
-    path: Path,
-    here: int,
-    etag: str | None,
-    facts: dict[str, Any],
-) -> Fetched:
-    """Writes a result to `path`, behind what is there if it is the rest of the same file."""
-    status, headers = response.status_code, response.headers
-    is_page = headers.get("content-type", "").startswith("text/html") and link.suffix != ".html"
-    if status in (403, 404, 410) or (status == 200 and is_page):
-        raise ProviderError(f"the link gave no file: HTTP {status}", "result_gone")
-    if status not in (200, 206, 416):
-        await response.aread()
-        raise _refusal(response)
-    is_coded = headers.get("content-encoding", "identity") != "identity"
-    strong = headers.get("etag", "W/").startswith('"') and not is_coded
-    now_etag = headers["etag"] if strong else None
-    whole = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+)", headers.get("content-range", ""))
-    size = int(whole[2]) if whole else link.size
-    if status == 416 and size == here and now_etag == etag:
-        return Fetched(here, etag)
-    is_rest = status == 206 and bool(whole) and now_etag == etag and int(whole[1] or -1) == here
-    if status != 200 and not is_rest:
-        await asyncio.to_thread(path.unlink)
-        raise ProviderError("the file has changed since its first part came", "unknown")
-    decoder = zlib.decompressobj(47) if is_coded else None  # 47: gzip or zlib, by its header
-    facts |= {"etag": now_etag, "size": here if is_rest else 0}
-    file = await asyncio.to_thread(path.open, "ab" if is_rest else "wb", buffering=0)
-    try:
-        async for piece in response.aiter_raw():
-            data = decoder.decompress(piece) if decoder else piece
-            facts["size"] += await asyncio.to_thread(file.write, data)
-    except zlib.error as error:
-        raise ProviderError(f"the file cannot be unpacked: {error}", "unknown") from error
-    finally:
-        await asyncio.to_thread(file.close)
-    if facts["size"] != (facts["size"] if size is None else size) or (decoder and not decoder.eof):
-        message = f"the file has {facts['size']} bytes, expected {size}"
-        raise ProviderError(message, "unknown", **facts)
-    return Fetched(facts["size"], now_etag)
+def _wait_s(response: httpx.Response, said: Mapping[str, Any]) -> float | None:
+    """The provider's word, in a header, a field or a sentence of the body."""
+    if (in_header := retry_after_s(response.headers, now_ms=0, is_limit=True)) is not None:
+        return in_header
+    in_text = re.search(r"resets in ~?(\d+)\s?s", str(said.get("message")))
+    in_field = said.get("retry_after", in_text and in_text[1])
+    return None if in_field is None else float(in_field)
 
 
 def _authorization(account: AccountKey) -> dict[str, str]:
@@ -730,11 +624,3 @@ def _authorization(account: AccountKey) -> dict[str, str]:
 
 def _path(handle: Mapping[str, Any]) -> str:
     return "/v1/renders/" + quote(handle["id"], safe="")
-
-
-def _seconds(reply: Mapping[str, Any]) -> float | None:
-    return None if reply.get("poll_after_ms") is None else reply["poll_after_ms"] / 1000
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

@@ -84,10 +84,13 @@ class OutputFolder:
 
     # -- when it has returned --------------------------------------------------------------
 
-    def finish(self, job: Job, made: Sequence[Made], result_json: str) -> tuple[Output, ...]:
-        """Makes the files the job's own, for good. Returns them as outputs.
+    def finish(
+        self, job: Job, made: Sequence[Made], result_json: str
+    ) -> tuple[str, tuple[Output, ...]]:
+        """Makes the files the job's own, for good. Returns the result, and them as outputs.
 
-        Raises OSError where a file is missing or the disk is full; nothing is renamed then.
+        Where a name was taken, by a render that was asked for again, the result tells the
+        new one. Raises OSError where a file is missing or the disk is full; nothing is renamed then.
         """
         moves = []
         for file in made:
@@ -96,9 +99,11 @@ class OutputFolder:
             kept = self._stored(path) if file.name is None else self._free_name(file.name)
             output = Output(job.number, job.fence, kept, size, sha256, media_type(kept))
             moves.append((None if file.name is None else file.path, output))
+            if file.name is not None and kept != file.name:
+                result_json = result_json.replace(json.dumps(file.name), json.dumps(kept))
         self._write_manifest(job, result_json, moves)
         self._move(moves)
-        return tuple(output for _, output in moves)
+        return result_json, tuple(output for _, output in moves)
 
     def forget(self, job_id: str, fence: int) -> None:
         """Drops the manifest: the database knows now."""

@@ -338,7 +338,7 @@ def capacity_now(account: Account, now_ms: int) -> int:
 
 
 def reclaim_decision(
-    job: Job, finished_result_json: str | None, max_crashes: int, doubt: str | None = None
+    job: Job, finished_result_json: str | None, max_deaths: int, doubt: str | None = None
 ) -> Decision:
     """What becomes of a job whose owner died.
 
@@ -355,12 +355,12 @@ def reclaim_decision(
         return Decision("reclaim", {"to": "in_doubt", "reason": reason})
     if job.is_open and not job.cancel_requested:
         return Decision("reclaim", {"to": "queued", "reason": "its process died"})
-    if job.crashes + 1 >= max_crashes and not job.cancel_requested:
+    if job.deaths + 1 >= max_deaths and not job.cancel_requested:
         error = {
             "type": "Crashed",
-            "message": f"the process that ran it died, {job.crashes + 1} times now",
+            "message": f"the process that ran it died, {job.deaths + 1} times now",
         }
-        reason = f"crashed {job.crashes + 1} times, the ceiling"
+        reason = f"its process died {job.deaths + 1} times, the ceiling"
         change = {"to": "failed", "reason": reason, "error_json": codec.dumps(error, "error")}
         return Decision("reclaim", change)
     return Decision("reclaim", {"to": "queued", "reason": "its process died"})

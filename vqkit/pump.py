@@ -66,6 +66,7 @@ STOP_S = 5.0  # how long a handler that was ended at its time-out may take to cl
 PRUNE_CHUNK = 500
 FULL_S = 30.0  # how long a job rests that found the disk full
 
+NO_ROOM = "the disk is full: finished files wait for room"
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -161,11 +162,13 @@ class Pump:
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._ended: list[Transition] = []
         self._noted: deque[Transition] = deque()
+        self._asked: deque[Callable[[], None]] = deque()
         self._resters: list[Future[None]] = []
         self._errands: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
         self._stop_at_s: float | None = None
         self._fault: BaseException | None = None
+        self._roomless: set[int] = set()
         self._must_look = False
         self._seen = 0
         self._upkeep_at_s = monotonic() + REAP_S
@@ -195,6 +198,7 @@ class Pump:
 
         With None everything at work is followed to its end.
         """
+        self._is_stopping = True  # at once: whoever starts a run now is not to get this one
         self._ask(lambda: self._begin_stop(grace_s))
 
     def when_at_rest(self) -> Future[None]:
@@ -204,18 +208,19 @@ class Pump:
         return rested
 
     def _ask(self, function: Callable[[], None]) -> None:
-        def on_loop() -> None:
-            function()
-            self._wake.set()
+        # First the question, then the look for a loop; run() does it the other way round, so
+        # that nothing asked in the moment it begins is overlooked, or done on two threads.
+        self._asked.append(function)
+        if self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # the loop has ended: nothing is left to wake
+                self._answer()
 
-        if self._loop is None:  # not begun: run() looks first thing
-            function()
-            function = _nothing  # and if it began in this very moment, it is woken
-        try:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(on_loop)
-        except RuntimeError:  # the loop has ended: nothing is left to wake
-            function()
+    def _answer(self) -> None:
+        while self._asked:
+            self._asked.popleft()()
+            self._wake.set()
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -227,6 +232,7 @@ class Pump:
             # Files are made and read on the store's thread, never on the loop.
             lock = await self._store.acall(lambda _: RunnerLock(self._runners, self.id))
             await self._begin()
+            self._answer()
             await self._work()
             self.health = Health("stopped")
         except BaseException as error:
@@ -250,7 +256,7 @@ class Pump:
         self.recovered = await self._patiently(begin)
 
     def _recover(self, store: Store) -> Recovered:
-        found = recover(store, self.id, self._runners, self._outputs, self.retry.max_crashes)
+        found = recover(store, self.id, self._runners, self._outputs, self.retry.max_deaths)
         if found:
             store.log(Event("run.recovered", data_json=codec.dumps({"text": str(found)})))
         return found
@@ -306,7 +312,9 @@ class Pump:
         self._must_look = False
         self._launch(self._unknown_claims(ours, result), result.accounts)
         self._tidy(ended)
-        trouble = None if room else "the disk is nearly full: no new work until there is room"
+        trouble = NO_ROOM if self._roomless else None
+        if not room:
+            trouble = "the disk is nearly full: no new work until there is room"
         state = "stopping" if self._is_stopping else "paused" if result.is_paused else "running"
         self.health = Health(state, trouble, result.why if claim else self.health.why)
         return result
@@ -592,18 +600,19 @@ class Pump:
         wait_s, longest_s = TROUBLE_S
         while True:
             try:
-                outputs = await in_thread(
-                    lambda: self._outputs.finish(job, returned.made, result_json),
+                result_json, outputs = await in_thread(
+                    partial(self._outputs.finish, job, returned.made, result_json),
                     f"vqkit-files-{job.number}",
                 )
             except OSError as error:
                 if error.errno not in FULL_ERRNOS:
                     return _failed(error)
-                trouble = "the disk is full: finished files wait for room"
-                self.health = Health(self.health.state, trouble, self.health.why)
+                self._roomless.add(job.number)
+                self.health = Health(self.health.state, NO_ROOM, self.health.why)
                 await self._store.acall(lambda store: store.make_room())
                 await self._clock.wait(asyncio.Event(), wait_s)
                 wait_s = min(longest_s, 2 * wait_s)
+                self._roomless.discard(job.number)
             else:
                 return Outcome("completed", result_json=result_json, outputs=outputs)
 

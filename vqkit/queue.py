@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import codec, intake, secrets
+from . import codec, html, intake, secrets
 from .accounts import Accounts, check_capacity, microusd
 from .clock import Clock, SystemClock, as_ms
 from .errors import PayloadError, StoreError, UsageError
@@ -131,6 +131,12 @@ class Queue:
         if default == self.path:
             default = self.path.with_name(self.path.name + "-files")
         folder = default if outputs is None else Path(outputs).expanduser().resolve()
+        if kept is not None and folder != self.path.parent / str(kept):
+            if self._read(lambda s: s.outputs()):
+                raise UsageError(
+                    f"{self.path.name} keeps its finished files in {self.path.parent / str(kept)};"
+                    " leave out outputs=, or begin another queue"
+                )
         near = folder.is_relative_to(self.path.parent)
         stored = str(folder.relative_to(self.path.parent) if near else folder)
         self._write(lambda s: s.set_setting("outputs", stored))
@@ -186,13 +192,11 @@ class Queue:
         )
         spec = JobSpec(
             payload,
-            key=key,
+            key=_text("key", key),
             samples=_whole("samples", samples, 1, 1000),
             seed=None if seed is None else _whole("seed", seed, 0, 2**62),
             **base,
         )
-        if key is not None and not str(key).strip():
-            raise UsageError(f"key {key!r}: expected some text, or None")
         added = self._put(_expanded(spec))
         return self.job(added.ids[0])
 
@@ -263,7 +267,8 @@ class Queue:
         account: str | None,
         batch: str | None,
     ) -> dict[str, Any]:
-        if timeout_s is not None and not 0 < timeout_s < 10**7:
+        is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if timeout_s is not None and not (is_number and 0 < timeout_s < 10**7):
             raise UsageError(f"timeout_s {timeout_s!r}: expected seconds above 0")
         return {
             "priority": _whole("priority", priority, -(2**31), 2**31),
@@ -273,9 +278,9 @@ class Queue:
             if max_attempts is None
             else _whole("max_attempts", max_attempts, 1, 1000),
             "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
-            "provider": provider,
-            "account": account,
-            "batch": batch,
+            "provider": _text("provider", provider),
+            "account": _text("account", account),
+            "batch": _text("batch", batch),
         }
 
     def _put_specs(self, specs: Iterable[JobSpec | RowProblem], batch: str | None) -> Added:
@@ -402,6 +407,12 @@ class Queue:
     def _ensure_account(self, name: str, concurrency: int | None) -> None:
         mine = [account for account in self.accounts if account.provider == name]
         if not mine:
+            if taken := [account for account in self.accounts if account.name == name]:
+                raise UsageError(
+                    f"there is an account {name!r}, of the provider {taken[0].provider!r}; give the"
+                    f" handler another name, or an account of its own: accounts.add('…',"
+                    f" provider={name!r})"
+                )
             capacity = DEFAULT_CONCURRENCY if concurrency is None else concurrency
             self.accounts.add(name, provider=name, capacity=capacity)
         elif concurrency is not None:
@@ -432,7 +443,7 @@ class Queue:
     def recover(self) -> Recovered:
         """Takes over the jobs of processes that died; spends nothing. `start` does it too."""
         runners = companion(self.path) / "runners"
-        ceiling = Retry().max_crashes
+        ceiling = Retry().max_deaths
         return self._write(lambda s: recover(s, "", runners, self._files, ceiling))
 
     def _summary(self, run: Run) -> Summary:
@@ -481,7 +492,7 @@ class Queue:
         account: str | None = None,
         newest: int | None = None,
     ) -> list[Job]:
-        """The jobs that match, in the order they were put; of many only the `newest`."""
+        """The jobs that match, in the order they were put; with `newest` so many, newest first."""
         chosen = JobFilter(
             status=_statuses(status),
             batch=batch,
@@ -489,7 +500,8 @@ class Queue:
             limit=newest,
             newest=newest is not None,
         )
-        return self._read(lambda s: s.jobs(chosen))
+        found = self._read(lambda s: s.jobs(chosen))
+        return found if newest is None else found[::-1]
 
     def iter_jobs(self) -> Iterator[Job]:
         """All jobs, read a page at a time, so that a million need no memory."""
@@ -761,9 +773,9 @@ class Queue:
 
     @retention.setter
     def retention(self, keep: timedelta | None) -> None:
+        if keep is not None and (not isinstance(keep, timedelta) or keep <= timedelta(0)):
+            raise UsageError(f"retention {keep!r}: expected a timedelta above 0, or None")
         seconds = None if keep is None else keep.total_seconds()
-        if seconds is not None and seconds <= 0:
-            raise UsageError(f"retention {keep}: expected more than nothing, or None")
         self._write(lambda s: s.set_setting("retention_s", seconds))
 
     # -- the file --------------------------------------------------------------------------------
@@ -812,6 +824,8 @@ class Queue:
         return f"<Queue {self.path.name}: {self.snapshot().headline}>"
 
     def _repr_html_(self) -> str:
+        if self._is_closed:
+            return f"<div>{html.escape(self.path.name)}: closed</div>"
         return self.snapshot()._repr_html_()
 
 
@@ -892,6 +906,14 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"{name} {value!r}: expected a whole number from {low:,} to {high:,}")
     return int(value)
+
+
+def _text(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{name} {value!r}: expected some text, or None")
+    return str(codec.plain(value, name))
 
 
 def _moment(name: str, when: datetime | str | float | None) -> int | None:

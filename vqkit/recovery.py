@@ -54,7 +54,7 @@ class Recovered:
 
 
 def recover(
-    store: Store, me: str, runners: Path, outputs: OutputFolder, max_crashes: int
+    store: Store, me: str, runners: Path, outputs: OutputFolder, max_deaths: int
 ) -> Recovered:
     """Takes over the jobs of every runner that is dead. `me` is left alone, the living are too.
 
@@ -68,7 +68,7 @@ def recover(
         with dead_owner(runners, owner, rows.get(owner)) as is_dead:
             if is_dead:
                 owners += 1
-                found += _take_over(store, owner, outputs, max_crashes)
+                found += _take_over(store, owner, outputs, max_deaths)
     return Recovered(
         found["completed"],
         found["queued"],
@@ -79,7 +79,7 @@ def recover(
     )
 
 
-def _take_over(store: Store, owner: str, outputs: OutputFolder, max_crashes: int) -> Counter[str]:
+def _take_over(store: Store, owner: str, outputs: OutputFolder, max_deaths: int) -> Counter[str]:
     # Files are hashed before the transaction, which holds up every writer; nobody else
     # moves the jobs meanwhile, for the caller holds the dead owner's lock.
     left = store.jobs(JobFilter(status=("running",), owner=owner))
@@ -89,7 +89,7 @@ def _take_over(store: Store, owner: str, outputs: OutputFolder, max_crashes: int
     def decide(job: Job) -> tuple[Decision, tuple[Output, ...]]:
         result_json, made = finished.get(job.number) or (None, ())
         doubt = doubts.get(job.number)
-        return policy.reclaim_decision(job, result_json, max_crashes, doubt), made
+        return policy.reclaim_decision(job, result_json, max_deaths, doubt), made
 
     ends = store.reclaim(owner, decide)
     for job in left:

@@ -65,7 +65,7 @@ class Summary:
         if more > 0:
             lines.append(f"  and {more} more: q.jobs(status='failed')")
         if self.counts.get("queued"):
-            lines += [f"  {name}: {reason}" for name, reason in self.why.items()]
+            lines += [f"  {name}: {reason}".removesuffix(": ") for name, reason in self.why.items()]
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -188,7 +188,10 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         )
         for a in accounts
     )
-    per_minute = _per_minute(events, now_ms)
+    since_ms = min(
+        (r.started_ms for r, v in zip(runners, views, strict=True) if v.is_alive), default=0
+    )
+    per_minute = _per_minute(events, now_ms, since_ms)
     left = counts["queued"] + counts["running"]
     is_moving = per_minute and left and not paused and any(v.is_alive for v in views)
     notes = [f"process {v.pid}: {v.trouble}" for v in views if v.trouble]
@@ -204,7 +207,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         accounts=account_views,
         runners=views,
         running=tuple(running),
-        failed=tuple(failed[::-1]),
+        failed=tuple(failed),
         events=tuple(events[-LIST_LENGTH:]),
         waiting=tuple(_unserved(lanes, accounts)),
         is_paused=paused,
@@ -250,12 +253,11 @@ def _unserved(lanes: list[str], accounts: list[Account]) -> list[str]:
     return told
 
 
-def _per_minute(events: list[Event], now_ms: int) -> float | None:
-    """Jobs brought to an end per minute, over the newest of them."""
+def _per_minute(events: list[Event], now_ms: int, since_ms: int) -> float | None:
+    """Jobs brought to an end per minute, over the newest of them since a pump began."""
+    from_ms = max(since_ms, now_ms - RATE_WINDOW_MS)
     ends = [
-        e.at_ms
-        for e in events
-        if e.type in ("job.completed", "job.failed") and e.at_ms > now_ms - RATE_WINDOW_MS
+        e.at_ms for e in events if e.type in ("job.completed", "job.failed") and e.at_ms > from_ms
     ]
     if len(ends) < 3 or ends[-1] <= ends[0]:
         return None

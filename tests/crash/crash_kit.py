@@ -89,7 +89,7 @@ class Child:
 
     @property
     def said(self) -> str:
-        return self.log.read_text(errors="replace")[-5000:]
+        return self.log.read_text(errors="replace")[-5000:] if self.log.exists() else ""
 
     @property
     def code(self) -> int | None:

@@ -6,6 +6,8 @@ import asyncio
 import faulthandler
 import json
 import os
+import random
+import resource
 import select
 import signal
 import sys
@@ -13,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from crash_kit import Ledger, until
@@ -22,6 +25,7 @@ import vqkit.queue
 import vqkit.run
 import vqkit.store.migrations
 from vqkit import GiveUp, Queue, Retry
+from vqkit.errors import PumpError, StoreError
 from vqkit.providers import local as _local  # noqa: F401 - loaded once, before anything forks
 from vqkit.store.files import WriteMutex
 from vqkit.store.sqlite import SqliteStore
@@ -116,6 +120,17 @@ async def returns_much(job: Any) -> str:
     return "x" * 50_000
 
 
+def file_then_gate(job: Any) -> str:
+    """Has made its file before the gate; past it there is only the finishing to do."""
+    with job.output(".bin") as path:
+        path.write_bytes(os.urandom(50_000))
+    LEDGER.write("begin", job)
+    while not GATE.exists():
+        time.sleep(0.01)
+    LEDGER.write("end", job)
+    return str(path)
+
+
 def dies_once(job: Any) -> str:
     """Takes its worker process with it, the first time."""
     LEDGER.write("begin", job)
@@ -166,8 +181,8 @@ async def napping_async(job: Any) -> str:
 HANDLERS: dict[str, Callable[..., Any]] = {
     handler.__name__: handler
     for handler in (
-        *(mixed, clip, noop, gated, gated_thread, gated_big, returns_much, dies_once),
-        *(ends_everything, flaky, napping, napping_async),
+        *(mixed, clip, noop, gated, gated_thread, gated_big, returns_much, file_then_gate),
+        *(dies_once, ends_everything, flaky, napping, napping_async),
     )
 }
 
@@ -197,6 +212,10 @@ def drain(
     reaps: bool = False,
     stay: bool = False,
     check: bool = False,
+    say_trouble: bool = False,
+    lose_answers: int = 0,
+    full_s: float | None = None,
+    limit: str | None = None,
 ) -> None:
     """Runs the queue to its end, or (`stay`) until it is told to stop by SIGTERM."""
     _bind(ledger, gate)
@@ -206,6 +225,12 @@ def drain(
         vqkit.pump.POLL_S = poll_s
     if reaps:
         _tell_of_reaps()
+    if full_s is not None:
+        vqkit.pump.FULL_S = full_s
+    if limit is not None:
+        threading.Thread(target=_limit_files, args=(db, limit), daemon=True).start()
+    if lose_answers:
+        _lose_answers(lose_answers)
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     q = Queue(db)
@@ -216,6 +241,10 @@ def drain(
     if stay:
         while not told.wait(0.05) and run.is_running:
             pass
+    elif say_trouble:
+        while run.is_running and (run.following or q.stats()["queued"]):
+            print(run.health.trouble or "well")
+            run.wait(0.05)
     else:
         summary = run.wait()
         print(summary)
@@ -237,6 +266,176 @@ def _tell_of_reaps() -> None:
     vqkit.pump.Pump._reap = told  # type: ignore[method-assign]
 
 
+def _lose_answers(every: int) -> None:
+    """Makes each n-th commit and says that it failed, as an I/O error at the wrong moment does."""
+    plain = SqliteStore._commit
+    count = 0
+
+    def commit(self: Any) -> None:
+        nonlocal count
+        count += 1
+        plain(self)
+        if count % every == 0:
+            raise StoreError("the answer was lost", is_unknown=True)
+
+    SqliteStore._commit = commit  # type: ignore[method-assign]
+
+
+def _limit_files(db: str, word: str) -> None:
+    """Lets no file grow, from the first word until the second."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    until(Path(word + ".on").exists, "the limit to be wanted")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.stat(db + "-wal").st_size, most))
+    Path(word + ".set").touch()
+    until(Path(word + ".off").exists, "the limit to be lifted")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def leave(db: str, ledger: str, handler: str, executor: str, gate: str, leaving: str) -> None:
+    """The script ends while its jobs are at work."""
+    _bind(ledger, gate)
+    q = Queue(db)
+    chosen: Any = executor
+    q.start(HANDLERS[handler], executor=chosen)
+    until(lambda: len(LEDGER.lines("begin")) >= 2, "the jobs to be at work")
+    Path(leaving).write_text(str(time.time()))
+
+
+class Interrupts:
+    """SIGINT at a random moment of a call, at most one a call."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.is_armed = False
+        self.sent_s = 0.0
+        self.longest_s = 0.0
+        self.count = 0
+        self._wanted: SimpleQueue[float] = SimpleQueue()
+        signal.signal(signal.SIGINT, self._raise)
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def _raise(self, *_: object) -> None:
+        if self.is_armed:
+            self.is_armed = False
+            raise KeyboardInterrupt
+
+    def _send(self) -> None:
+        while True:
+            time.sleep(self._wanted.get())
+            self.sent_s = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def during(self, function: Callable[[], object], within_s: float) -> bool:
+        """Calls it. True if it came to its end uninterrupted."""
+        self._wanted.put(self.rng.uniform(0, within_s))
+        try:
+            self.is_armed = True
+            function()
+            self.is_armed = False
+            return True
+        except KeyboardInterrupt:
+            self.count += 1
+            self.longest_s = max(self.longest_s, time.monotonic() - self.sent_s)
+            return False
+
+
+def interrupts(db: str, ledger: str, seed: int, told: str) -> None:
+    """Every way to put work in and to wait for it, interrupted at random moments."""
+    _bind(ledger)
+    with Queue(db) as q:
+        at = Interrupts(seed)
+        for i in range(40):
+            rows = [{"prompt": f"{i} {j}"} for j in range(5)]
+            while not at.during(lambda rows=rows: q.put_many(rows), 0.004):  # type: ignore[misc]
+                pass
+        q.accounts.add("a", provider="noop", capacity=3)
+        for _ in range(25):
+            at.during(lambda: q.run(noop), 0.03)
+        for i in range(25):
+            q.put_many([{"prompt": f"more {i} {j}"} for j in range(5)])
+            run = q.start(noop)
+            at.during(run.wait, 0.03)
+            at.during(lambda run=run: run.stop(0.5), 0.01)  # type: ignore[misc]
+        at.is_armed = False
+        until(lambda: sum(t.name == "vqkit-pump" for t in threading.enumerate()) <= 1, "pumps")
+        q.run(noop).check()
+        Path(told).write_text(json.dumps({"count": at.count, "longest_s": at.longest_s}))
+
+
+def interrupted_then_closed(db: str, ledger: str, gate: str) -> None:
+    """q.run() is interrupted with a job at work, called again, and the queue closed after it."""
+    _bind(ledger, gate)
+    q = Queue(db)
+    at = Interrupts(1)
+
+    def interrupt_at_work() -> None:
+        until(lambda: len(LEDGER.lines("begin")) == 2, "the jobs to be at work")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_at_work).start()
+    try:
+        at.is_armed = True
+        q.run(gated_thread)
+    except KeyboardInterrupt as interrupt:
+        print(interrupt)
+    threading.Timer(0.3, GATE.touch).start()
+    q.start(gated_thread)
+    q.close()
+
+
+def forked(db: str, ledger: str, gate: str, told: str) -> None:
+    """A cell that forks while a run is at work; the child tries the queue it has inherited."""
+    _bind(ledger, gate)
+    q = Queue(db)
+    run = q.start(gated)
+    until(lambda: len(LEDGER.lines("begin")) >= 2, "the jobs to be at work")
+    pid = os.fork()
+    if pid == 0:
+        said: dict[str, Any] = {}
+        tries: dict[str, Callable[[], object]] = {
+            "put": lambda: q.put({"prompt": "child"}),
+            "stats": q.stats,
+            "run": lambda: q.run(gated),
+            "open": lambda: Queue(db),
+        }
+        for name, function in tries.items():
+            began = time.monotonic()
+            try:
+                said[name] = repr(function())
+            except Exception as error:  # noqa: BLE001 - told to the test
+                said[name] = f"{type(error).__name__}: {error}"
+            said[f"{name}_s"] = time.monotonic() - began
+        Path(told).write_text(json.dumps({"pid": os.getpid(), **said}))
+        time.sleep(60)  # it lives on
+        os._exit(0)
+    until(Path(told).exists, "the child's word")
+    if GATE.exists():
+        run.wait().check()
+        q.close()
+    os._exit(0)
+
+
+def pump_fails(db: str, ledger: str, gate: str) -> None:
+    """A pump dies of a fault in the middle of its work; the next one in this process goes on."""
+    _bind(ledger, gate)
+    q = Queue(db)
+    plain = vqkit.pump.Pump._rest
+
+    async def broken(self: Any, next_ms: int | None) -> None:
+        if len(LEDGER.lines("begin")) == 2:
+            raise RuntimeError("a fault")
+        await asyncio.sleep(0.01)
+
+    vqkit.pump.Pump._rest = broken  # type: ignore[method-assign]
+    try:
+        q.run(gated)
+    except PumpError as error:
+        print("failed:", error)
+    vqkit.pump.Pump._rest = plain  # type: ignore[method-assign]
+    q.run(gated).check()
+    q.close()
+
+
 BATCH = ("file", "retries", "gives-up", "two-files", "fails", "file-retries", "plain")
 
 
@@ -252,6 +451,7 @@ def batch(db: str, ledger: str, die_at: int | None = None, count: str | None = N
         q.run(mixed, retry=Retry(max_attempts=2, **QUICK))
     if count is not None:
         Path(count).write_text(json.dumps(seen))
+    os._exit(0)  # the queue is closed; what the interpreter does then takes most of the time
 
 
 def _die_at(n: int | None) -> list[str]:
@@ -346,7 +546,8 @@ def _become(log: str) -> None:
 
 
 TASKS: dict[str, Callable[..., None]] = {
-    task.__name__: task for task in (drain, batch, hold_mutex, put_one)
+    task.__name__: task for task in (drain, batch, hold_mutex, put_one, pump_fails, leave, interrupts,
+        interrupted_then_closed, forked)
 }
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_four_processes_run_every_job_once_and_never_more_than_the_accounts_allo
     jobs = check_invariants(db)
     assert len(jobs) == 2000
     assert {job["attempt"] for job in jobs} == {1}
-    assert ledger.count("begin") == ledger.count("end") == {n: 1 for n in range(1, 2001)}
+    assert ledger.count("begin") == ledger.count("end") == dict.fromkeys(range(1, 2001), 1)
     workers = {line.pid for line in ledger.lines()}
     assert workers == {child.pid for child in children}, "not all of them got work"
     for account, capacity in capacities.items():
@@ -158,7 +158,7 @@ def test_a_pump_that_starts_beside_another_leaves_its_files_alone(
         child.finish()
     jobs = check_invariants(db, outputs=outputs)
     assert {job["attempt"] for job in jobs} == {1}, "an attempt lost its file"
-    assert ledger.count("begin") == {n: 1 for n in range(1, 151)}
+    assert ledger.count("begin") == dict.fromkeys(range(1, 151), 1)
 
 
 def test_a_killed_process_leaves_no_worker_behind(

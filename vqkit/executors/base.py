@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .. import codec
-from ..attempt import ActiveJob, plain_result
+from ..attempt import ActiveJob, message_of, plain_result
 from ..job import Job
 from ..outputs import Made, OutputFolder
 
@@ -100,7 +100,7 @@ class HandlerRaised(Exception):
     """
 
     def __init__(self, error: BaseException, frames: list[tuple[str, int, str]]) -> None:
-        super().__init__(str(error))
+        super().__init__(message_of(error))
         self.error, self.frames = error, frames
 
 

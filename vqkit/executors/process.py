@@ -107,8 +107,11 @@ class _Worker:
     """One worker process: a loky pool of one, and a pipe for notes."""
 
     def __init__(self) -> None:
+        from multiprocessing import resource_tracker as trackers
+
         from loky import ProcessPoolExecutor
-        from loky.backend import get_context
+        from loky.backend import get_context, resource_tracker
+        from loky.process_executor import BrokenProcessPool
 
         context = get_context("loky")
         self._pipe, self._child_end = context.Pipe(duplex=True)
@@ -120,7 +123,17 @@ class _Worker:
         )
         self._notes: tuple[Tag, Notes] | None = None
         self._seen_end: tuple[Tag, Callable[[], object]] | None = None
-        self._pid = int(self._pool.submit(os.getpid).result())
+        # Until it ignores interrupts, a Ctrl-C of the terminal would kill the starting worker:
+        # it inherits the block. The trackers are there already, for starting them lifts it.
+        trackers.ensure_running()
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._pid = int(self._pool.submit(os.getpid).result())
+        except BrokenProcessPool as error:
+            raise WorkerDied("a worker process ended while it was starting") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         threading.Thread(target=self._listen, name="vqkit-worker-notes", daemon=True).start()
 
     async def run(self, work: Work) -> Returned:
@@ -200,6 +213,7 @@ def _begin_worker(pipe: Connection) -> None:
     with contextlib.suppress(OSError):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, name="vqkit-watch-parent", daemon=True).start()
 
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -56,7 +56,8 @@ async def download(
     """
     import httpx
 
-    timeout = httpx.Timeout(read_timeout_s, connect=connect_timeout_s, pool=None)
+    timeouts = httpx.Timeout(read_timeout_s, connect=connect_timeout_s, pool=None)
+    secret = headers or {}
     # One byte less than there is: asking beyond the end of a whole file would be an error.
     start = max(0, await off_loop(_size, path) - 1)
     if not _is_strong(etag) or (expected_size is not None and start >= expected_size):
@@ -66,13 +67,7 @@ async def download(
         if start:
             asked |= {"Range": f"bytes={start}-", "If-Range": etag or ""}
         async with opened(
-            client,
-            "GET",
-            url,
-            secret=headers or {},
-            plain=asked,
-            timeout=timeout,
-            bad="result_gone",
+            client, "GET", url, secret=secret, plain=asked, timeouts=timeouts, bad="result_gone"
         ) as response:
             total = _total(response, start) if start and response.status_code == 206 else None
             if start and response.status_code in (206, 416):
@@ -133,8 +128,7 @@ async def save(
                         size = await off_loop(_cut, path, 0)
                         raise wrong(f"more than the {expected_size} bytes expected")
     except ProviderError as error:
-        size_now = size + len(buffer)
-        error.facts.update(etag=tag, size=size_now)
+        error.facts.update(etag=tag, size=size + len(buffer))
         raise
     except zlib.error as error:
         raise wrong(f"broken gzip ({error})") from error
@@ -187,7 +181,7 @@ async def opened(
     *,
     secret: Mapping[str, str],
     plain: Mapping[str, str],
-    timeout: httpx.Timeout,
+    timeouts: httpx.Timeout,
     content: bytes | None = None,
     bad: ProviderErrorKind = "invalid",
 ) -> AsyncIterator[httpx.Response]:
@@ -206,7 +200,7 @@ async def opened(
         with network(what, bad=bad):
             headers = {**plain, **(secret if is_home else {})}
             request = client.build_request(
-                method, target, headers=headers, content=content, timeout=timeout
+                method, target, headers=headers, content=content, timeout=timeouts
             )
             response = await client.send(request, stream=True, follow_redirects=False, auth=None)
         try:
@@ -301,7 +295,7 @@ def wait_s(value: Any, *, now_s: float, is_ms: bool = False) -> float | None:
 # ------------------------------------------------------------------ small parts
 
 
-async def _chunks(response: httpx.Response, what: str) -> AsyncIterator[bytes]:
+async def _chunks(response: httpx.Response, what: str) -> AsyncGenerator[bytes, None]:
     with network(f"GET {what}"):
         async for chunk in response.aiter_raw():
             yield chunk

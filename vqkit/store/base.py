@@ -342,7 +342,10 @@ class Store(ABC):
             wanted.update(dict.fromkeys(s.lanes, s.free))
             wanted[s.lanes[0]] += live.get(s.account, 0)  # its open renders, which need no slot
         waiting = {
-            lane: self._waiting(lane, min(n, claim.limit)) for lane, n in wanted.items() if n > 0
+            # One more than may be taken shows that the limit, not the work, was the end of it.
+            lane: self._waiting(lane, min(n, claim.limit + 1))
+            for lane, n in wanted.items()
+            if n > 0
         }
         grants = policy.assign(slots, waiting, pots)
         is_limited = len(grants) > claim.limit
@@ -774,7 +777,7 @@ class Store(ABC):
 
     @abstractmethod
     def jobs(self, chosen: JobFilter) -> list[Job]:
-        """The chosen jobs in the order they were put."""
+        """The chosen jobs in the order they were put, or newest first where that is asked."""
 
     @abstractmethod
     def iter_jobs(self, chosen: JobFilter) -> Iterator[list[Job]]:

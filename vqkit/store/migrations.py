@@ -38,6 +38,7 @@ CREATE TABLE jobs (
     progress REAL,
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     crashes INTEGER NOT NULL DEFAULT 0 CHECK (crashes >= 0),
+    deaths INTEGER NOT NULL DEFAULT 0 CHECK (deaths >= 0),
     fence INTEGER NOT NULL DEFAULT 0 CHECK (fence >= 0),
     owner TEXT,
     account TEXT,

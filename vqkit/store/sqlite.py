@@ -16,7 +16,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -44,6 +44,7 @@ log = secrets.logger("vqkit.store")
 
 APPLICATION_ID = 0x76716B74  # "vqkt"
 BUSY_TIMEOUT_S = 30.0
+OPEN_TIMEOUT_S = 20.0
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is taken on
 PAGE = 500
@@ -133,7 +134,13 @@ class SqliteStore(Store):
         self.folder = companion(self.path)
         self.mutex = WriteMutex(self.folder / "write.lock")
         self.ballast = Ballast(self.folder / "ballast")
-        self.mutex.acquire()
+        if not self.mutex.acquire(OPEN_TIMEOUT_S):
+            note = self.holder_note()
+            self.mutex.close()
+            raise StoreBusy(
+                f"{self.path} could not be opened: {note} holds it. Nothing was changed.",
+                path=str(self.path),
+            )
         try:
             self._conn = self._connect()
             self._prepare()
@@ -337,6 +344,9 @@ class SqliteStore(Store):
                 self._reopen(f"a commit failed ({error})")
             except StoreError as again:  # a full disk, mostly; the next transaction meets it
                 log.warning("after a failed commit: %s", again)
+                with suppress(sqlite3.Error):  # what is read until then must not be half a change
+                    if self._conn.in_transaction:
+                        self._conn.execute("ROLLBACK")
             raise wrong from error
 
     def _after_commit(self) -> None:
@@ -408,9 +418,11 @@ class SqliteStore(Store):
                 self._conn.execute("ROLLBACK")
 
     def backup(self, path: str) -> None:
-        with sqlite3.connect(path) as target:
-            self._conn.backup(target, pages=1000, sleep=0.01)
-        target.close()
+        try:
+            with closing(sqlite3.connect(path)) as target:
+                self._conn.backup(target, pages=1000, sleep=0.01)
+        except sqlite3.Error as error:
+            raise _translated(error, Path(path)) from error
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows of an ad-hoc read."""

@@ -1,0 +1,767 @@
+"""The queue as its user holds it: everything of the public surface, and what a mistake is told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vqkit
+from vqkit import GiveUp, Queue, Retry, Snooze
+from vqkit.errors import (
+    HandlerError,
+    JobsFailed,
+    NotAQueue,
+    PayloadError,
+    PumpError,
+    StoreLost,
+    UnknownName,
+    UsageError,
+)
+from vqkit.job import STATUSES
+from vqkit.testing import ManualClock, drain, drained
+
+NASTY = "<img src=x onerror=alert(1)>&\"'"
+
+
+@pytest.fixture
+def q(tmp_path: Path) -> Iterator[Queue]:
+    with Queue(tmp_path / "q.db") as q:
+        yield q
+
+
+def echo(job: Any) -> Any:
+    return job.payload
+
+
+def paint(job: Any) -> Any:
+    with job.output(".txt") as path:
+        path.write_text(job.payload["prompt"])
+    return path
+
+
+# -- putting ------------------------------------------------------------------------------
+
+
+def test_running_a_cell_twice_puts_nothing_twice(q: Queue) -> None:
+    first = q.put({"prompt": "a fox", "size": 3})
+    again = q.put({"size": 3, "prompt": "a fox"})
+    assert again.id == first.id
+    assert len(q) == 1
+    rows = [{"prompt": "an owl"}, {"prompt": "an owl"}, {"prompt": "a hare"}]
+    assert str(q.put_many(rows)) == "3 new"
+    assert str(q.put_many(rows)) == "0 new, 3 already there"
+    assert q.stats()["total"] == 4
+
+
+def test_a_key_names_a_job_and_a_changed_payload_is_taken_while_it_waits(q: Queue) -> None:
+    q.put({"prompt": "a fox"}, key="row-1")
+    job = q.put({"prompt": "a red fox"}, key="row-1")
+    assert (job.number, job.payload) == (1, {"prompt": "a red fox"})
+    assert [e.type for e in q.events()] == ["job.queued", "job.changed"]
+    drain(q, echo)
+    assert q.put({"prompt": "too late"}, key="row-1").payload == {"prompt": "a red fox"}
+    assert q.put_many([{"prompt": "too late", "key": "row-1"}]).conflicts == 1
+
+
+@pytest.mark.parametrize("key", [5, "", "  ", True, b"x"])
+def test_a_key_is_text(q: Queue, key: Any) -> None:
+    with pytest.raises(UsageError, match="expected some text, or None"):
+        q.put({"prompt": "a fox"}, key=key)
+
+
+def test_samples_are_jobs_of_their_own_with_seeds_that_stay(q: Queue, tmp_path: Path) -> None:
+    q.put({"prompt": "a fox"}, samples=3)
+    jobs = q.jobs()
+    assert len({job.seed for job in jobs}) == 3
+    assert [job.sample for job in jobs] == [0, 1, 2]
+    q.put({"prompt": "a fox"}, samples=5)
+    assert len(q) == 5
+    with Queue(tmp_path / "other.db") as other:
+        other.put({"prompt": "a fox"}, samples=3)
+        assert [job.seed for job in other.jobs()] == [job.seed for job in jobs]
+    q.put({"prompt": "chosen"}, samples=2, seed=7)
+    assert [job.seed for job in q.jobs(newest=2)] == [7, 8]
+
+
+def test_a_seed_makes_a_job_of_its_own(q: Queue) -> None:
+    for seed in (None, 1, 2, 1):
+        q.put({"prompt": "a fox"}, seed=seed)
+    assert len(q) == 3
+
+
+def test_batches_are_listed_cancelled_and_counted_alone(q: Queue, tmp_path: Path) -> None:
+    sheet = tmp_path / "foxes.csv"
+    sheet.write_text("prompt\na fox\nan owl\n")
+    added = q.load(sheet)
+    assert (added.new, added.batch) == (2, "foxes.csv")
+    assert q.load(sheet).existing == 2
+    q.put({"prompt": "alone"})
+    assert [job.row for job in q.jobs(batch="foxes.csv")] == [2, 3]
+    assert q.cancel(batch="foxes.csv") == 2
+    assert q.stats()["cancelled"] == 2
+
+
+def test_a_frame_is_put_and_comes_back_as_a_frame(q: Queue) -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"prompt": ["a fox", "an owl"], "priority": [0, 5], "status": ["x", "y"]})
+    assert q.put_many(frame, batch="mine").new == 2
+    ran: list[str] = []
+
+    def render(job: Any) -> Any:
+        ran.append(job.payload["prompt"])
+        return paint(job)
+
+    drain(q, render)
+    back = q.to_frame()
+    assert list(back.index) == [1, 2]
+    assert list(back["prompt"]) == ["a fox", "an owl"]
+    assert list(back["status"]) == ["completed"] * 2
+    assert list(back["payload.status"]) == ["x", "y"]
+    assert [Path(path).read_text() for path in back["output"]] == ["a fox", "an owl"]
+    assert back["finished"].iloc[0].tzinfo is not None
+    assert list(back["batch"]) == ["mine"] * 2
+
+
+def test_an_empty_queue_has_an_empty_frame_and_no_records(q: Queue) -> None:
+    assert q.to_frame().empty
+    assert list(q.records()) == []
+    assert q.outputs() == []
+    assert not q.jobs()
+    assert len(q) == 0
+    assert q  # a queue without jobs is still a queue
+
+
+def test_moments_are_taken_as_a_person_gives_them(q: Queue) -> None:
+    soon = datetime(2027, 5, 1, 12, tzinfo=UTC)
+    for n, when in enumerate((soon, soon.isoformat(), soon.timestamp())):
+        assert q.put({"n": n}, not_before=when).not_before_ms == round(soon.timestamp() * 1000)
+
+
+# -- what a mistake is told ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "sentence"),
+    [
+        ({"x": math.nan}, "payload['x'] is nan"),
+        ({"x": [1, math.inf]}, "payload['x'][1] is inf"),
+        ({"x": b"bytes"}, "is a bytes, which JSON cannot carry"),
+        ({"x": "half \ud800"}, "half a character"),
+        ({"x": 2**63}, "integer"),
+        ({1: "x"}, "has the key 1, a int; keys are text"),
+        ({"x": {1, 2}}, "is a set"),
+        ({"x": "y" * 2_000_000}, "at most 1,048,576 fit"),
+    ],
+)
+def test_a_payload_json_cannot_carry_is_refused_and_nothing_is_put(
+    q: Queue, payload: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(PayloadError) as refused:
+        q.put(payload)
+    assert sentence in str(refused.value)
+    assert len(q) == 0
+
+
+@pytest.mark.parametrize("payload", ["a fox", ["a fox"], None, 3])
+def test_put_takes_a_dict(q: Queue, payload: Any) -> None:
+    with pytest.raises(UsageError, match=r"put\(\) takes one payload, a dict"):
+        q.put(payload)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"samples": 0}, "samples 0: expected a whole number from 1"),
+        ({"samples": True}, "samples True"),
+        ({"priority": 1.5}, "priority 1.5: expected a whole number"),
+        ({"max_attempts": 0}, "max_attempts 0"),
+        ({"timeout_s": 0}, "timeout_s 0: expected seconds above 0"),
+        ({"timeout_s": math.nan}, "timeout_s nan"),
+        ({"timeout_s": "5"}, "timeout_s '5'"),
+        ({"seed": -1}, "seed -1"),
+        ({"not_before": "soon"}, "not_before 'soon': expected a datetime, ISO text"),
+        ({"expires": math.inf}, "expires inf"),
+        ({"provider": echo}, "provider"),
+        ({"account": 7}, "account 7"),
+        ({"batch": Path("x")}, "batch"),
+    ],
+)
+def test_a_wrong_option_is_told_by_name(q: Queue, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        q.put({"prompt": "a fox"}, **options)
+    assert sentence in str(refused.value)
+    assert len(q) == 0
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 10_001, 1.5, "3", True, None])
+def test_a_capacity_is_a_whole_number_from_one(q: Queue, capacity: Any) -> None:
+    with pytest.raises(UsageError, match=r"capacity .*expected"):
+        q.accounts.add("studio", capacity=capacity)
+    assert len(q.accounts) == 0
+
+
+def test_a_bare_key_is_refused_and_never_repeated(q: Queue) -> None:
+    with pytest.raises(UsageError, match="never the key") as refused:
+        q.accounts.add("studio", credential="sk-live-abcdef123456")
+    assert "abcdef" not in str(refused.value)
+    assert len(q.accounts) == 0
+
+
+def test_unknown_names_are_told_with_the_known_ones(q: Queue) -> None:
+    q.accounts.add("studio")
+    with pytest.raises(UnknownName, match="no account named 'studoi'; known: studio"):
+        q.accounts.disable("studoi")
+    with pytest.raises(UsageError, match="no status 'done'; known: queued, running"):
+        q.jobs(status="done")
+    with pytest.raises(UsageError, match="no status 'finished'"):
+        q.cancel(status=("queued", "finished"))
+    for lookup in (q.job, q.cancel, q.requeue, lambda n: q.events(job=n)):
+        with pytest.raises(UnknownName, match="no job 99"):
+            lookup(99)
+    with pytest.raises(UnknownName, match="no job 'nobody'"):
+        q.job("nobody")
+
+
+def no_argument() -> None: ...
+
+
+def two_arguments(job: Any, other: Any) -> None: ...
+
+
+async def coroutine(job: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "sentence"),
+    [
+        (no_argument, {}, "cannot be called with one argument, the job (too many"),
+        (two_arguments, {}, "write it as: def two_arguments(job)"),
+        ("render", {}, "a handler is a function called with the job; this is a str"),
+        (coroutine, {"executor": "thread"}, "coroutine is an async def function"),
+        (echo, {"executor": "async"}, "its executor is 'thread' or 'process', not 'async'"),
+        (echo, {"executor": "gpu"}, "executor 'gpu': expected auto, async, thread or process"),
+        (echo, {"concurrency": 0}, "capacity 0"),
+        (None, {"concurrency": 3}, "concurrency goes with a handler"),
+    ],
+)
+def test_a_handler_that_cannot_work_is_refused_before_anything_runs(
+    q: Queue, handler: Any, options: dict[str, Any], sentence: str
+) -> None:
+    q.put({"prompt": "a fox"})
+    for start in (q.run, q.start):
+        with pytest.raises(UsageError) as refused:
+            start(handler, **options)
+        assert sentence in str(refused.value)
+    assert q.stats()["queued"] == 1
+    assert q._shared.run is None
+
+
+def test_a_wrong_handler_is_a_handler_error(q: Queue) -> None:
+    with pytest.raises(HandlerError):
+        q.provider("mine", no_argument)
+
+
+def test_a_handler_named_like_an_account_of_another_provider_leaves_it_alone(q: Queue) -> None:
+    q.accounts.add("echo", provider="runway", capacity=7, credential="env:RUNWAY_KEY")
+    with pytest.raises(UsageError, match="echo"):
+        q.start(echo)
+    account = q.accounts["echo"]
+    assert (account.provider, account.capacity, account.credential) == (
+        "runway",
+        7,
+        "env:RUNWAY_KEY",
+    )
+
+
+def test_concurrency_and_accounts_of_the_users_own_do_not_mix(q: Queue) -> None:
+    q.accounts.add("a", provider="echo", capacity=2)
+    with pytest.raises(UsageError, match=r"accounts of echo \(a\) have capacities of their own"):
+        q.start(echo, concurrency=3)
+
+
+def test_cancel_wants_to_know_which(q: Queue) -> None:
+    with pytest.raises(UsageError, match="wants to know which"):
+        q.cancel()
+
+
+def test_only_finished_jobs_can_be_pruned(q: Queue) -> None:
+    with pytest.raises(UsageError, match="only finished jobs can be pruned"):
+        q.prune(older_than=0, status="queued")
+
+
+@pytest.mark.parametrize("keep", [timedelta(0), timedelta(seconds=-1), "a week"])
+def test_a_retention_is_more_than_nothing(q: Queue, keep: Any) -> None:
+    with pytest.raises(UsageError, match="retention"):
+        q.retention = keep
+
+
+def test_a_file_that_is_no_queue_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes, longer than a header of SQLite would be" * 40)
+    before = path.read_bytes()
+    with pytest.raises(NotAQueue):
+        Queue(path)
+    assert path.read_bytes() == before
+    with pytest.raises(NotAQueue, match="is a folder"):
+        Queue(tmp_path)
+    with pytest.raises(UsageError, match="SQLite files"):
+        Queue("postgresql://localhost/q")
+
+
+# -- running ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_run_does_all_there_is_and_leaves_nothing_running(q: Queue, kind: str) -> None:
+    async def render(job: Any) -> Any:
+        return job.payload
+
+    q.put_many([{"n": n} for n in range(20)])
+    summary = q.run(render if kind == "async" else echo)
+    assert summary.is_complete
+    assert summary.counts == {"completed": 20}
+    assert str(summary).startswith("20 of 20 completed, in ")
+    assert [job.result for job in q.jobs()] == [{"n": n} for n in range(20)]
+    assert q._shared.run is not None
+    assert not q._shared.run.is_running
+    assert q.snapshot().runners == ()
+    assert q.check() is not None
+    assert [t for t in threading.enumerate() if t.name == "vqkit-pump"] == []
+
+
+def test_run_tells_what_failed_and_where(q: Queue) -> None:
+    def render(job: Any) -> None:
+        raise ValueError(f"no {job.payload['prompt']}")
+
+    q.put({"prompt": "fox"}, max_attempts=1)
+    summary = q.run(render)
+    assert not summary.is_complete
+    (failure,) = summary.failures
+    assert failure[:2] == (1, "ValueError: no fox")
+    assert "test_queue.py" in str(failure[2])
+    assert "raise ValueError" in str(summary)
+    with pytest.raises(JobsFailed, match="job 1 failed: ValueError: no fox") as failed:
+        summary.check()
+    assert failed.value.failed == [1]
+    with pytest.raises(JobsFailed):
+        q.check()
+
+
+def test_run_waits_for_nothing_that_nobody_here_can_do(q: Queue) -> None:
+    q.put({"prompt": "a fox"}, account="elsewhere")
+    summary = q.run(echo)
+    assert summary.counts == {"queued": 1}
+    assert str(summary).splitlines()[1:] == [
+        "  jobs that name the account 'elsewhere' wait: there is none of that name"
+    ]
+
+
+def test_registered_providers_do_the_work_of_their_accounts(q: Queue) -> None:
+    @q.provider("upper")
+    def shout(job: Any) -> str:
+        return str(job.payload["prompt"]).upper()
+
+    q.provider("lower", lambda job: job.payload["prompt"].lower())
+    q.accounts.add("a", provider="upper")
+    q.accounts.add("b", provider="lower")
+    q.put({"prompt": "Fox"}, provider="upper")
+    q.put({"prompt": "Fox"}, provider="lower")
+    assert q.run().is_complete
+    assert [job.result for job in q.jobs()] == ["FOX", "fox"]
+
+
+def test_start_twice_is_the_same_run_and_a_new_cell_the_new_handler(
+    q: Queue, tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    def render(job: Any) -> str:
+        return "old"
+
+    run = q.start(render, concurrency=2)
+    q.put({"n": 1})
+    until(lambda: q.stats()["completed"] == 1)
+
+    def render(job: Any) -> str:  # type: ignore[no-redef]  # the cell, run again
+        return "new"
+
+    assert q.start(render) is run
+    with Queue(tmp_path / "q.db") as same:
+        assert same.start(render) is run
+        same.put({"n": 2})
+        assert run.wait(20).is_complete
+    assert run.is_running  # the other queue is still open
+    assert [job.result for job in q.jobs()] == ["old", "new"]
+    assert q.accounts["render"].capacity == 2
+    assert run.stop() == 0
+    assert not run.is_running
+    assert q.start(render) is not run
+
+
+def test_a_run_can_be_awaited(q: Queue) -> None:
+    async def cell() -> vqkit.run.Summary:  # type: ignore[name-defined]
+        run = q.start(echo)
+        q.put({"n": 1})
+        return await run
+
+    assert asyncio.run(cell()).is_complete
+
+
+def test_an_await_that_is_cancelled_leaves_the_work_alone(
+    q: Queue, until: Callable[..., Any]
+) -> None:
+    gate = threading.Event()
+
+    def render(job: Any) -> str:
+        gate.wait(20)
+        return "whole"
+
+    async def cell(run: Any) -> None:
+        waiting = asyncio.ensure_future(run._awaited())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    q.put({"n": 1})
+    run = q.start(render)
+    until(lambda: run.following == 1)
+    asyncio.run(cell(run))
+    assert run.is_running
+    gate.set()
+    assert run.wait(20).is_complete
+
+
+def test_wait_with_a_limit_returns_how_it_stands(q: Queue) -> None:
+    gate = threading.Event()
+    q.put({"n": 1})
+    run = q.start(lambda job: gate.wait(20))
+    summary = run.wait(0.05)
+    assert not summary.is_complete
+    gate.set()
+    assert run.wait(20).is_complete
+
+
+def test_pause_and_resume_from_any_handle(q: Queue, until: Callable[..., Any]) -> None:
+    run = q.start(echo)
+    run.pause()
+    q.put({"n": 1})
+    until(lambda: run.health.state == "paused")
+    assert q.snapshot().is_paused
+    assert "paused" in repr(q)
+    assert q.stats()["queued"] == 1
+    q.resume()
+    assert run.wait(20).is_complete
+    assert {"queue.paused", "queue.resumed"} <= {e.type for e in q.events()}
+
+
+def test_stop_follows_plain_functions_and_says_how_many(q: Queue) -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def render(job: Any) -> str:
+        began.set()
+        gate.wait(20)
+        return "to the end"
+
+    q.put_many([{"n": 1}, {"n": 2}])
+    run = q.start(render, concurrency=1)
+    assert began.wait(20)
+    assert run.stop(grace_s=0.0) == 1
+    assert run.is_stopping
+    gate.set()
+    assert run.stop(grace_s=None) == 0
+    assert q.stats() == {**dict.fromkeys(STATUSES, 0), "completed": 1, "queued": 1, "total": 2}
+
+
+def test_cancel_reaches_what_runs(q: Queue, until: Callable[..., Any]) -> None:
+    began = threading.Event()
+
+    async def render(job: Any) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    q.put_many([{"n": n} for n in range(3)])
+    run = q.start(render, concurrency=1)
+    assert began.wait(20)
+    assert q.cancel(status=("queued", "running")) == 3
+    assert run.wait(20).counts == {"cancelled": 3}
+    assert q.cancel(1, 2, 3) == 0
+
+
+def test_a_dead_pump_is_told_by_wait_run_and_check(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Any, next_ms: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("vqkit.pump.Pump._rest", broken)
+    q.put({"n": 1})
+    with pytest.raises(PumpError, match="ZeroDivisionError: a fault of ours"):
+        q.run(echo)
+    with pytest.raises(PumpError):
+        q.check()
+    (runner,) = q.snapshot().runners
+    assert (runner.state, runner.is_alive) == ("failed", False)
+    assert "a fault of ours" in str(runner.trouble)
+    monkeypatch.undo()
+    assert q.run(echo).is_complete
+
+
+# -- afterwards ---------------------------------------------------------------------------
+
+
+def test_failed_jobs_are_listed_requeued_and_done(q: Queue) -> None:
+    bad = {2, 3}
+
+    def render(job: Any) -> int:
+        if job.payload["n"] in bad:
+            raise GiveUp("no")
+        return int(job.payload["n"])
+
+    q.put_many([{"n": n} for n in range(1, 5)])
+    drain(q, render)
+    assert [job.number for job in q.jobs(status="failed")] == [2, 3]
+    bad.clear()
+    assert q.requeue() == 2
+    assert [job.attempt for job in q.jobs(status="queued")] == [0, 0]
+    assert drain(q, render).is_complete
+    assert q.requeue() == 0
+    assert q.requeue(1) == 1
+    assert q.requeue(status="completed", batch="none") == 0
+
+
+def test_a_render_asked_for_again_keeps_the_first_file_and_names_the_second(q: Queue) -> None:
+    q.put({"prompt": "a fox"})
+    drain(q, paint)
+    (first,) = q.outputs()
+    assert q.job(1).result == first.name
+    q.requeue(1)
+    drain(q, paint)
+    (second,) = q.outputs(1)
+    assert first.exists()
+    assert second != first
+    assert q.job(1).result == second.name
+    (record,) = q.records()
+    assert record["output"] == str(second)
+
+
+def test_events_are_followed_by_their_ids(q: Queue) -> None:
+    q.put({"n": 1})
+    seen = q.events()[-1].id
+    q.put({"n": 2})
+    drain(q, echo)
+    assert [e.type for e in q.events(after=seen, job=2)] == [
+        "job.queued",
+        "job.started",
+        "job.completed",
+    ]
+    assert [e.type for e in q.events(limit=1)] == ["job.queued"]
+    assert q.events(after=10**9) == []
+    assert [a.outcome for a in q.attempts(1)] == ["completed"]
+    assert len(q.attempts()) == 2
+
+
+def test_prune_and_retention_drop_what_is_old(q: Queue) -> None:
+    q.put_many([{"n": n} for n in range(3)])
+    clock = ManualClock(round((time.time() - 3600) * 1000))
+    drain(q, paint_or_fail, clock=clock)
+    assert q.stats()["failed"] == 1
+    assert q.prune(older_than=timedelta(days=1)) == 0
+    assert q.prune(older_than=60, status="completed") == 2
+    assert [job.number for job in q.jobs()] == [2]
+    assert q.put({"n": 0}).number == 4
+    assert q.retention is None
+    q.retention = timedelta(days=30)
+    assert q.retention == timedelta(days=30)
+    q.retention = None
+    assert q.retention is None
+
+
+def paint_or_fail(job: Any) -> int:
+    if job.payload["n"] == 1:
+        raise GiveUp("no")
+    return 1
+
+
+def test_many_jobs_are_read_a_page_at_a_time(q: Queue) -> None:
+    q.put_many([{"n": n} for n in range(1203)])
+    assert [job.payload["n"] for job in q.iter_jobs()] == list(range(1203))
+    assert len(q.jobs()) == 1203
+    assert [job.number for job in q.jobs(newest=2)] == [1202, 1203]
+
+
+def test_a_backup_is_a_queue_and_never_overwrites(q: Queue, tmp_path: Path) -> None:
+    q.put_many([{"n": n} for n in range(5)])
+    copy = q.backup(tmp_path / "copy.db")
+    q.put({"n": "later"})
+    with Queue(copy) as other:
+        assert len(other) == 5
+    with pytest.raises(UsageError, match="exists; give the copy another name"):
+        q.backup(copy)
+
+
+# -- the file -----------------------------------------------------------------------------
+
+
+def test_a_closed_queue_says_so_and_opens_again(tmp_path: Path) -> None:
+    q = Queue(tmp_path / "q.db")
+    q.put({"n": 1})
+    q.close()
+    q.close()
+    assert repr(q) == "<Queue q.db: closed>"
+    assert "closed" in q._repr_html_()
+    for use in (lambda: q.put({"n": 2}), q.stats, lambda: q.start(echo), q.snapshot):
+        with pytest.raises(StoreLost, match="this queue is closed; open it again"):
+            use()
+    with Queue(tmp_path / "q.db") as again:
+        assert len(again) == 1
+        assert again.run(echo).is_complete
+
+
+def test_the_outputs_folder_is_remembered(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db", outputs=tmp_path / "clips") as q:
+        assert q.outputs_folder == tmp_path / "clips"
+    with Queue(tmp_path / "q.db") as q:
+        assert q.outputs_folder == tmp_path / "clips"
+    with Queue(tmp_path / "other.db") as q:
+        assert q.outputs_folder == tmp_path / "other"
+    with Queue(tmp_path / "plain") as q:
+        assert q.outputs_folder == tmp_path / "plain-files"
+
+
+def test_a_database_deleted_while_open_is_told_and_a_new_one_opens(tmp_path: Path) -> None:
+    q = Queue(tmp_path / "q.db")
+    q.put({"n": 1})
+    (tmp_path / "q.db").unlink()
+    with pytest.raises(StoreLost, match="was moved or deleted while the queue was open"):
+        q.put({"n": 2})
+    with Queue(tmp_path / "q.db") as fresh:
+        assert len(fresh) == 0
+        assert fresh.run(echo).counts == {}
+        with pytest.raises(StoreLost):
+            q.put({"n": 3})
+    q.close()
+
+
+def test_a_database_replaced_while_open_is_told_to_the_run_too(
+    tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    with Queue(tmp_path / "other.db") as other:
+        other.put({"n": "other"})
+    q = Queue(tmp_path / "q.db")
+    run = q.start(echo)
+    (tmp_path / "other.db").replace(tmp_path / "q.db")
+    with pytest.raises(StoreLost, match="was replaced while the queue was open"):
+        q.put({"n": 1})
+    run.poke()
+    until(lambda: run.error is not None)
+    with pytest.raises(PumpError, match="was replaced"):
+        run.wait(5)
+    q.close()
+
+
+# -- shown --------------------------------------------------------------------------------
+
+
+def test_nothing_a_user_wrote_becomes_html(q: Queue) -> None:
+    def render(job: Any) -> Any:
+        job.stage(NASTY)
+        if job.payload["prompt"] == "fails " + NASTY:
+            raise GiveUp(NASTY)
+        return NASTY
+
+    q.provider(NASTY, render)
+    q.accounts.add("a " + NASTY, provider=NASTY)
+    q.accounts.add("b " + NASTY, provider="unknown " + NASTY)
+    q.put({"prompt": "works " + NASTY}, batch=NASTY, key=NASTY)
+    q.put({"prompt": "fails " + NASTY})
+    q.put({"prompt": "waits " + NASTY}, account="nobody " + NASTY)
+    drain(q)
+    shown = [q._repr_html_(), q.accounts._repr_html_(), q.snapshot()._repr_html_()]
+    shown += [job._repr_html_() for job in q.jobs()]
+    for page in shown:
+        assert "<img" not in page
+        assert "onerror=alert(1)>" not in page
+    everything = "".join(shown)
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;" in everything
+    assert "works " in everything
+    assert "fails " in everything
+    assert "nobody " in everything
+    assert "&lt;img" in q.accounts._repr_html_()
+
+
+def test_what_is_shown_is_short_and_true(q: Queue) -> None:
+    assert repr(q) == "<Queue q.db: no jobs yet>"
+    q.put_many([{"n": n} for n in range(4)])
+    assert "4" in q._repr_html_()
+    drain(q, echo)
+    assert repr(q) == "<Queue q.db: 4 of 4 done>"
+    assert 'aria-valuenow="4"' in q._repr_html_()
+    assert repr(q.accounts) == "echo: echo, capacity 4"
+    assert str(q.snapshot()).splitlines() == [
+        "4 of 4 done",
+        "  echo (echo): 0 of 4 slots busy, 4 done, 0 failed",
+    ]
+    assert q.snapshot().to_dict()["counts"]["completed"] == 4
+
+
+# -- testing one's handlers ---------------------------------------------------------------
+
+
+def test_drain_lets_a_year_pass_at_once(q: Queue) -> None:
+    tries: list[int] = []
+
+    def render(job: Any) -> str:
+        tries.append(job.attempt)
+        if len(tries) == 1:
+            raise Snooze(86400 * 30)
+        if job.attempt < 3:
+            raise ValueError("flaky")
+        return "third"
+
+    q.put({"prompt": "a fox"}, not_before=time.time() + 86400 * 365)
+    begun_s = time.monotonic()
+    summary = drain(q, render, retry=Retry(base_s=3600, max_s=7200, jitter="none"))
+    assert time.monotonic() - begun_s < 10
+    assert summary.is_complete
+    assert tries == [1, 1, 2, 3]
+    assert summary.seconds == pytest.approx(86400 * 395 + 3 * 3600, abs=5)
+    assert q.run(echo).is_complete  # the system's clock is back
+
+
+def test_drain_on_a_clock_of_ones_own_and_in_a_coroutine(q: Queue) -> None:
+    clock = ManualClock()
+
+    async def render(job: Any) -> int:
+        if job.attempt == 1:
+            raise ValueError
+        return clock.now_ms()
+
+    async def test() -> None:
+        q.put({"n": 1})
+        summary = await drained(q, render, clock=clock, retry=Retry(base_s=60, jitter="none"))
+        assert summary.is_complete
+        with pytest.raises(UsageError, match="await drained"):
+            drain(q, render)
+
+    asyncio.run(test())
+    assert q.job(1).result == 1_767_225_600_000 + 60_000
+    with pytest.raises(UsageError, match="time goes forward"):
+        clock.advance(-1)
+
+
+def test_drain_refuses_a_queue_that_is_being_run(q: Queue) -> None:
+    q.start(echo)
+    with pytest.raises(UsageError, match="being run already"):
+        drain(q, echo)
+
+
+def test_drain_tells_what_could_not_run(q: Queue) -> None:
+    q.put({"n": 1}, provider="nobody")
+    assert "no account has it" in str(drain(q, echo))

@@ -1,0 +1,845 @@
+"""Render APIs over HTTP, each described by a small declaration.
+
+A Luma-like API, whose list shows what every render was asked for::
+
+    luma = HttpProvider("luma", HttpApi(
+        base_url="https://api.example.com/v1",
+        submit="POST /generations/video",
+        poll="GET /generations/{id}",
+        cancel="DELETE /generations/{id}", is_cancel_final=True,
+        body={"prompt": "{prompt}", "model": "{model}", "duration": "{duration}"},
+        state="state",
+        states={"queued": "queued", "dreaming": "running",
+                "completed": "succeeded", "failed": "failed"},
+        outputs="assets.video",
+        error_message="failure_reason|detail",
+        listing=HttpList(path="GET /generations?limit=100&offset={offset}", items="generations",
+                         echo={"prompt": "request.prompt", "duration": "request.duration"}),
+        capabilities=Capabilities(idempotency="list", cancel="any"),
+    ))
+
+*Reply paths* are dotted: ``data.output[*].url``, ``items[-1]``, ``""`` for the whole reply;
+``a.b|c`` takes the first that is there; ``@name`` is a header. *Templates* stand for whole
+values: ``"{seconds}"`` becomes the request's own value, number or text, and a field the
+request lacks is left out. In URLs ``{id}`` is quoted and ``{+id}`` keeps its slashes.
+``{model}`` is the request's, else the account's; ``{idempotency_key}`` is vqkit's.
+A submit is sent once, on a connection of its own: a kept one that the server has just
+closed would leave in doubt a render that was never asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import functools
+import json
+import logging
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from email.utils import parsedate_to_datetime
+from pathlib import Path, PurePosixPath
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from urllib.parse import quote, urlsplit
+
+from ..clock import Clock, SystemClock
+from ..codec import encode, plain
+from ..errors import UsageError
+from ..secrets import redact
+from . import download as transfer
+from .contract import (
+    AccountKey,
+    Capabilities,
+    Fetched,
+    Finished,
+    Link,
+    Match,
+    ProviderError,
+    ProviderErrorKind,
+    State,
+    Status,
+    Submitted,
+)
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+__all__ = ["HttpApi", "HttpList", "HttpProvider", "fill", "pick"]
+
+log = logging.getLogger("vqkit.providers")
+
+REPLY_MAX = 16 << 20
+PAGES_MAX = 50
+_NAME = re.compile(r"\{(\+?)(\w+)\}")
+_ABSENT: Any = object()
+
+# What a status means where the declaration and the words say nothing. The rest of the 4xx
+# is `invalid`; all else, and above all a 5xx, is `unknown`: it may have been accepted.
+_STATUSES: Mapping[int, ProviderErrorKind] = {
+    301: "provider_gone",
+    307: "provider_gone",
+    308: "provider_gone",
+    401: "auth",
+    402: "no_funds",
+    403: "auth",
+    407: "not_sent",
+    408: "unknown",
+    409: "unknown",
+    410: "provider_gone",
+    421: "not_sent",
+    425: "not_sent",
+}
+_WORDS_OF_429: Sequence[tuple[ProviderErrorKind, re.Pattern[str]]] = (
+    ("concurrency", re.compile(r"concurren|simultaneous|in parallel|queue.?full|too_many_running")),
+    ("no_funds", re.compile(r"insufficient.?(quota|balance|credit|fund)|not enough credit")),
+    ("quota", re.compile(r"\b(daily|monthly)|per.?(day|month)\b")),
+)
+_MODERATED = re.compile(r"moderat|safety|nsfw|content.?(policy|filter)|prohibited.?content")
+_NOT_BILLED = {"invalid", "auth", "no_funds", "quota", "rate", "concurrency", "not_sent"}
+_WAIT = re.compile(
+    r"(?:reset|retry|try again|wait)\D{0,20}?(\d+(?:\.\d+)?)\s?(ms|milli|s|m|h|\b)", re.IGNORECASE
+)
+_UNITS_S = {"ms": 0.001, "milli": 0.001, "m": 60.0, "h": 3600.0}
+_WAIT_MS = "retry_after_ms|error.retry_after_ms|retryAfterMs"
+_WAIT_S = (
+    "retry_after|error.retry_after|retry_after_s|retry_after_seconds|retryAfter|error.retryAfter"
+    "|error.details[*].retryDelay"
+)
+_TOO_LATE = (400, 404, 409, 410, 422)  # what a cancel gets for a render that has ended
+_UNIT_MICROUSD = {"dollars": 1_000_000, "cents": 10_000}
+_SUFFIXES = {"video/mp4": ".mp4", "image/png": ".png", "image/jpeg": ".jpg", "audio/mpeg": ".mp3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpList:
+    """How renders are listed, to find one whose id was lost.
+
+    `path` takes ``{offset}``, ``{page}`` or ``{cursor}`` (read from `cursor`), and fields of
+    the request; without any of the three, one page is all there is. `echo` says, per field
+    of the request, where an item repeats it; `tag` where it carries our idempotency key.
+    """
+
+    path: str
+    items: str = "data"
+    id: str = "id"
+    created: str = "created_at"
+    echo: Mapping[str, str] = field(default_factory=dict)
+    tag: str = ""
+    cursor: str = ""
+    is_newest_first: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpApi:
+    """What a REST render API looks like. Requests are ``"POST /path"``; see the module's text.
+
+    - `result`: a second GET once the state is succeeded, where outputs are not in the first.
+    - `extra_in`: where in the body fields without a placeholder go; None drops them.
+    - `idempotency`: the header that carries our key, ``"Idempotency-Key: {idempotency_key}"``.
+    - `keep`: more of the submit's reply to poll with, by the name templates use.
+    - `states`: every word of the provider's that is not "running"; others count as running.
+    - `outputs`: a reply path, or a path of the API's own that begins with ``/``.
+    - `ok_codes`: if any, a 2xx whose `error_code` is none of them is an error.
+    - `kinds`: error codes (``"SAFETY.*"``) and statuses (``"503"``) to kinds, first match.
+    - `expires`, `poll_after`, `retry_after`: a path that ends in "ms" is in milliseconds.
+    """
+
+    base_url: str
+    submit: str
+    poll: str
+    states: Mapping[str, State]
+    outputs: str
+    result: str = ""
+    cancel: str = ""
+    is_cancel_final: bool = False
+    body: Mapping[str, Any] = field(default_factory=dict)
+    extra_in: str | None = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    auth: str = "Authorization: Bearer {key}"
+    idempotency: str = ""
+    keep: Mapping[str, str] = field(default_factory=dict)
+    id: str = "id"
+    state: str = "status"
+    progress: str = "progress"
+    progress_max: float = 1.0
+    cost: str = ""
+    cost_unit: Literal["dollars", "cents", "credits"] = "dollars"
+    credit_microusd: int = 0
+    error_code: str = "error.code|error.type|code|error_type"
+    error_message: str = "error.message|message|error|detail"
+    ok_codes: tuple[str | int, ...] = ()
+    kinds: Mapping[str, ProviderErrorKind] = field(default_factory=dict)
+    expires: str = ""
+    poll_after: str = "@retry-after"
+    retry_after: str = ""
+    suffix: str = ""
+    listing: HttpList | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
+
+    def __post_init__(self) -> None:
+        kind, listing = self.capabilities.idempotency, self.listing
+        sent = {*_names(self.body), *_names(self.submit), *_names(self.idempotency)}
+        if urlsplit(self.base_url).scheme not in ("http", "https"):
+            raise UsageError(f"base_url is {self.base_url!r}; expected https://…")
+        for line in filter(None, (self.submit, self.poll, self.result, self.cancel)):
+            if not re.fullmatch(r"[A-Z]+ (/|\{\+).*", line):
+                raise UsageError(f"{line!r} is no request; expected one like 'GET /tasks/{{id}}'")
+        for given, known in ((self.states, State), (self.kinds, ProviderErrorKind)):
+            if odd := set(given.values()) - set(get_args(known)):
+                raise UsageError(f"unknown {sorted(odd)}; known: {', '.join(get_args(known))}")
+        if kind not in ("list", "none") and "idempotency_key" not in sent:
+            raise UsageError(f"idempotency is {kind!r}, but nothing sends {{idempotency_key}}")
+        if kind == "tag" and not (listing and listing.tag):
+            raise UsageError("idempotency is 'tag', which needs a listing with its tag")
+        if kind == "list" and not (listing and listing.echo):
+            raise UsageError("idempotency is 'list', which needs a listing with its echo")
+        if self.cost_unit == "credits" and self.cost and self.credit_microusd <= 0:
+            raise UsageError("cost_unit is 'credits', which needs credit_microusd, one's worth")
+        for path in (self.id, self.state, self.progress, self.cost, self.error_code, self.expires):
+            _steps(path)
+        for path in (self.error_message, self.poll_after, self.retry_after, *self.keep.values()):
+            _steps(path)
+        if not self.outputs.startswith("/"):
+            _steps(self.outputs)
+
+
+# ------------------------------------------------------------------ paths and templates
+
+
+_STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[(-?\d+|\*)\]")
+
+
+@functools.lru_cache(maxsize=1024)
+def _steps(path: str) -> tuple[tuple[str | int | EllipsisType, ...], ...]:
+    ways: list[tuple[str | int | EllipsisType, ...]] = []
+    for way in path.split("|"):
+        found = list(_STEP.finditer(way))
+        if way.startswith("@"):
+            ways.append((way.lower(),))
+        elif "".join(step[0] for step in found) != way or way.startswith("."):
+            raise UsageError(f"{path!r} is no reply path; expected one like 'data.output[*].url'")
+        else:
+            ways.append(tuple(s[1] or (... if s[2] == "*" else int(s[2])) for s in found))
+    return tuple(ways)
+
+
+def pick(doc: Any, path: str, headers: Mapping[str, str] | None = None) -> list[Any]:
+    """All that stands at a reply path, in order; what is missing or null is not among it."""
+    for steps in _steps(path):
+        found = [doc]
+        for step in steps:
+            if isinstance(step, str) and step.startswith("@"):
+                found = [(headers or {}).get(step[1:])]
+            else:
+                found = [inner for outer in found for inner in _inside(outer, step)]
+        found = [value for value in found if value is not None]
+        if found:
+            return found
+    return []
+
+
+def _inside(value: Any, step: str | int | EllipsisType) -> Sequence[Any]:
+    if isinstance(step, str):
+        return (value[step],) if isinstance(value, Mapping) and step in value else ()
+    if isinstance(step, EllipsisType):
+        return value if isinstance(value, list) else (value,)
+    if not isinstance(value, list):
+        return ()
+    return (value[step],) if -len(value) <= step < len(value) else ()
+
+
+def fill(template: Any, values: Mapping[str, Any]) -> Any:
+    """The template with each ``"{name}"`` replaced, types kept; where none is, nothing stands."""
+    if isinstance(template, str):
+        found = _NAME.fullmatch(template)
+        return values.get(found[2], _ABSENT) if found else template
+    if isinstance(template, Mapping):
+        filled = ((name, fill(part, values)) for name, part in template.items())
+        return {name: part for name, part in filled if part is not _ABSENT}
+    if isinstance(template, list | tuple):
+        return [part for part in (fill(one, values) for one in template) if part is not _ABSENT]
+    return template
+
+
+def _names(template: Any) -> Iterator[str]:
+    if isinstance(template, str):
+        yield from (found[2] for found in _NAME.finditer(template))
+    elif isinstance(template, Mapping | list | tuple):
+        for part in template.values() if isinstance(template, Mapping) else template:
+            yield from _names(part)
+
+
+def _fill_path(path: str, values: Mapping[str, Any]) -> str:
+    """A URL's path; of the query, what has no value is left out. KeyError names what lacks."""
+
+    def put(found: re.Match[str]) -> str:
+        if (value := values.get(found[2])) in (None, ""):
+            raise KeyError(found[2])
+        return quote(str(value), safe="/:?&=%~@+,;" if found[1] else "")
+
+    path, _, query = path.partition("?")
+    kept = []
+    for part in query.split("&"):
+        with contextlib.suppress(KeyError):
+            kept.append(_NAME.sub(put, part))
+    return _NAME.sub(put, path) + (f"?{'&'.join(kept)}" if any(kept) else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    headers: Mapping[str, str]
+    doc: Any
+    text: str = ""
+    file: Path | None = None
+
+    @property
+    def is_web_page(self) -> bool:
+        return "html" in self.headers.get("content-type", "")
+
+    def all(self, path: str) -> list[Any]:
+        return pick(self.doc, path, self.headers) if path else []
+
+    def first(self, path: str) -> Any:
+        return next(iter(self.all(path)), None)
+
+    def words(self, path: str) -> str:
+        found = self.first(path)
+        if isinstance(found, str):
+            return found
+        return "" if found in (None, {}, []) else json.dumps(found)
+
+    def moment_ms(self, path: str) -> int | None:
+        """A time in the reply, UTC milliseconds: a Unix time or a date; None for neither."""
+        value = self.first(path)
+        if isinstance(value, str) and re.fullmatch(r"[\d.]+", value):
+            value = _number(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return round(value if value > 1e11 or path.endswith("ms") else value * 1000)
+        for read in (datetime.fromisoformat, parsedate_to_datetime):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                when = read(value)
+                when = when.replace(tzinfo=UTC) if when.tzinfo is None else when
+                return round(when.timestamp() * 1000)
+        return None
+
+
+def _number(value: Any) -> float | None:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = float("nan" if isinstance(value, bool) else value)
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """True if a provider may have made `theirs` of `ours`: 5 of "5", spaces put in order."""
+    if isinstance(ours, bool) or isinstance(theirs, bool):
+        return ours is theirs
+    if (number := _number(ours)) is not None and number == _number(theirs):
+        return True
+    if isinstance(ours, str) and isinstance(theirs, str):
+        ours, theirs = (unicodedata.normalize("NFC", " ".join(t.split())) for t in (ours, theirs))
+    return bool(ours == theirs)
+
+
+def _echoes(item: _Reply, echo: Mapping[str, str], request: Mapping[str, Any]) -> bool | None:
+    """True if the item repeats what the request says; None if it repeats nothing of it."""
+    pairs = [(request.get(name), item.first(path)) for name, path in echo.items()]
+    told = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+    return all(_same(ours, theirs) for ours, theirs in told) if told else None
+
+
+# ------------------------------------------------------------------ the provider
+
+
+class HttpProvider:
+    """A RenderProvider for what an `HttpApi` describes. `aclose` it, or use ``async with``.
+
+    `submit_timeout_s` is long on purpose: a submit we give up on is a render in doubt. It
+    and `poll_timeout_s` are for the whole exchange, `download_timeout_s` for a silence.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        api: HttpApi,
+        *,
+        connect_timeout_s: float = 10.0,
+        submit_timeout_s: float = 180.0,
+        poll_timeout_s: float = 30.0,
+        download_timeout_s: float = 60.0,
+        clock: Clock | None = None,
+    ) -> None:
+        import httpx
+
+        self.name, self.api, self.capabilities = name, api, api.capabilities
+        self._home = httpx.URL(api.base_url.rstrip("/"))
+        self._tls = _tls()  # reads files, so not on the loop
+        self._connect_s, self._submit_s = connect_timeout_s, submit_timeout_s
+        self._poll_s, self._download_s = poll_timeout_s, download_timeout_s
+        self._clock = clock or SystemClock()
+        self._states = {word.casefold(): state for word, state in api.states.items()}
+        self._strange: set[str] = set()
+        self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> HttpProvider:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the connections; a later call opens new ones."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.aclose()
+
+    async def submit(
+        self,
+        request: Mapping[str, Any],
+        *,
+        key: str,
+        account: AccountKey,
+        sink: Callable[[str], Path],
+    ) -> Submitted | Finished:
+        api, values = self.api, _values(request, account, key)
+        kept = self._kept(values)
+        content = encode(plain(self._body(request, values), "request")).encode()
+        reply = await self._call(api.submit, values, account, content=content, sink=sink)
+        if reply.file is not None:
+            return Finished((reply.file,), self._cost(reply))
+        found = reply.first(api.id)
+        if found is None and self.capabilities.idempotency == "client_id":
+            found = key
+        if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+            raise self._error(reply, account, f"{api.submit} (accepted, but no id at {api.id!r})")
+        more = {name: reply.first(path) for name, path in api.keep.items()}
+        return Submitted({**kept, **more, "id": found}, self._cost(reply), self._poll_after(reply))
+
+    async def poll(self, handle: Mapping[str, Any], *, account: AccountKey) -> Status:
+        api = self.api
+        reply = await self._call(api.poll, handle, account, also=(404,))
+        if reply.status == 404:
+            # A gateway's page says nothing of the render, and "not found" may mean "send it".
+            if reply.is_web_page or self._declared_kind(404, reply.words(api.error_code)):
+                raise self._error(reply, account, api.poll)
+            return Status("not_found")
+        word = reply.words(api.state)
+        state = self._states.get(word.casefold(), "running")
+        if word.casefold() not in self._states and word not in self._strange:
+            self._strange.add(word)
+            log.warning("%s: state %r is not declared; taken as running", self.name, word[:80])
+        refused: ProviderError | None = None
+        replies: tuple[_Reply, ...] = (reply,)
+        if state == "succeeded" and api.result:
+            try:
+                replies = (await self._call(api.result, handle, account), reply)
+            except ProviderError as error:
+                if error.kind not in ("invalid", "moderated", "render_failed"):
+                    raise
+                refused = error
+        links = self._links(replies[0], handle) if state == "succeeded" and not refused else ()
+        ended: State = "failed" if state == "succeeded" and not links else state
+        costs = (self._cost(one) for one in replies)
+        cost = next((one for one in costs if one is not None), None)
+        error_ = self._failure(replies, refused, account) if ended == "failed" else None
+        is_billed = self._is_billed(state, ended, error_, cost)
+        if error_ is not None:
+            error_.facts["is_billed"] = is_billed
+        progress = _number(str(reply.first(api.progress)).rstrip("%"))
+        return Status(
+            ended,
+            progress=None if progress is None else min(1, max(0, progress / api.progress_max)),
+            poll_after_s=self._poll_after(reply),
+            links=links,
+            expires_at_ms=next((t for r in replies if (t := r.moment_ms(api.expires))), None),
+            cost_microusd=cost,
+            is_billed=is_billed,
+            error=error_,
+            stage=word[:80] or None,
+        )
+
+    async def fetch(
+        self, link: Link, path: Path, *, account: AccountKey, etag: str | None = None
+    ) -> Fetched:
+        import httpx
+
+        with transfer.network(f"{self.name}: link", bad="result_gone"):
+            is_home = transfer.may_keep(self._home, httpx.URL(link.url))
+        needs_key = self.capabilities.download_needs_key and is_home
+        return await transfer.download(
+            self._client(is_fresh=False),
+            link.url,
+            path,
+            headers={**self.api.headers, **self._secret(account)} if needs_key else {},
+            etag=etag,
+            expected_size=link.size,
+            connect_timeout_s=self._connect_s,
+            read_timeout_s=self._download_s,
+            clock=self._clock,
+        )
+
+    async def cancel(
+        self, handle: Mapping[str, Any], *, account: AccountKey
+    ) -> Literal["cancelled", "requested", "too_late", "unsupported"]:
+        api = self.api
+        if not api.cancel:
+            return "unsupported"
+        if api.cancel.startswith("DELETE"):  # which may delete a result that is paid for
+            state = (await self.poll(handle, account=account)).state
+            if state not in ("queued", "throttled", "running"):
+                return "too_late"
+        also = (*range(200, 300), *_TOO_LATE, 405, 501)
+        status = (await self._call(api.cancel, handle, account, also=also)).status
+        if status >= 300:
+            return "too_late" if status in _TOO_LATE else "unsupported"
+        return "cancelled" if api.is_cancel_final else "requested"
+
+    async def find(
+        self, request: Mapping[str, Any], *, key: str, since_ms: int, account: AccountKey
+    ) -> list[Match]:
+        """See the contract. What is not in the list was not made: the list is read to its end.
+
+        Raises ProviderError `unknown` where that cannot be said: no list, a list without end,
+        or a render of that time that does not tell what it was asked for.
+        """
+        listing, values = self.api.listing, _values(request, account, key)
+        kept = self._kept(values)
+        if self.capabilities.idempotency == "client_id":
+            handle = {**kept, "id": key}
+            state = (await self.poll(handle, account=account)).state
+            return [] if state == "not_found" else [Match(handle, since_ms, is_certain=True)]
+        if listing is None:
+            raise ProviderError(f"{self.name} has no list to find a render in")
+        matches: dict[Any, Match] = {}
+        is_unclear = False
+        for item in await self._listed(listing, values, account, since_ms):
+            made_ms = item.moment_ms(listing.created)
+            if listing.tag:
+                is_ours: bool | None = item.first(listing.tag) == key
+            elif made_ms is not None and made_ms < since_ms:
+                is_ours = False
+            else:
+                is_ours = _echoes(item, listing.echo, values)
+            is_unclear = is_unclear or is_ours is None
+            if is_ours:
+                more = {name: item.first(path) for name, path in self.api.keep.items()}
+                handle = {**kept, **more, "id": item.first(listing.id)}
+                made_ms = since_ms if made_ms is None else made_ms
+                matches[handle["id"]] = Match(handle, made_ms, is_certain=bool(listing.tag))
+        if is_unclear and not matches:
+            raise ProviderError(
+                f"{self.name} lists a render of that time without what it was asked for, so"
+                " nobody can say whether it is this one"
+            )
+        return list(matches.values())
+
+    async def _listed(
+        self, listing: HttpList, values: Mapping[str, Any], account: AccountKey, since_ms: int
+    ) -> list[_Reply]:
+        """All items back to `since_ms`, page by page; an error if the end was not reached."""
+        found: dict[Any, _Reply] = {}
+        where: dict[str, Any] = {"offset": 0, "page": 1}
+        paging = {"offset", "page", "cursor"} & set(_names(listing.path))
+        for page in range(2, PAGES_MAX + 2):
+            reply = await self._call(listing.path, {**values, **where}, account)
+            docs = next(iter(pick(reply.doc, listing.items)), None)
+            if not isinstance(docs, list):
+                raise self._error(reply, account, f"{listing.path} (no list at {listing.items!r})")
+            items = [_Reply(reply.status, {}, doc) for doc in docs]
+            count = len(found)
+            found |= {item.first(listing.id): item for item in items}
+            times = [item.moment_ms(listing.created) for item in items]
+            is_past = listing.is_newest_first and all(t is not None and t < since_ms for t in times)
+            cursor = reply.first(listing.cursor)
+            if not docs or is_past or not paging or ("cursor" in paging and not cursor):
+                return list(found.values())
+            if len(found) == count:  # the paging is not obeyed: what else there is, nobody sees
+                break
+            where = {"offset": where["offset"] + len(docs), "page": page, "cursor": cursor}
+        raise ProviderError(f"{self.name}: the list of renders does not come to an end")
+
+    # -------------------------------------------------------------- requests
+
+    async def _call(
+        self,
+        line: str,
+        values: Mapping[str, Any],
+        account: AccountKey,
+        *,
+        content: bytes | None = None,
+        sink: Callable[[str], Path] | None = None,
+        also: Container[int] = (),
+    ) -> _Reply:
+        """One request, sent once, and its JSON. Raises ProviderError unless 2xx or in `also`."""
+        import httpx
+
+        api = self.api
+        method, _, path = line.partition(" ")
+        headers = {**api.headers, **self._secret(account)}
+        if content is not None:
+            headers["Content-Type"] = "application/json"
+            name, _, value = api.idempotency.partition(":")
+            if name:
+                headers[name] = value.strip().replace(
+                    "{idempotency_key}", values["idempotency_key"]
+                )
+        url = self._url(path, values)
+        total_s = self._poll_s if content is None else self._submit_s
+        try:
+            async with (
+                asyncio.timeout(total_s) as limit,
+                transfer.opened(
+                    self._client(is_fresh=method != "GET"),
+                    method,
+                    url,
+                    secret=headers,
+                    plain={"Accept": "application/json"},
+                    timeouts=httpx.Timeout(total_s, connect=self._connect_s, pool=None),
+                    content=content,
+                ) as response,
+            ):
+                reply = await self._read(response, limit, line, sink)
+        except TimeoutError as error:
+            raise ProviderError(f"{self.name}: {line} took over {total_s:g} s") from error
+        is_ok = 200 <= reply.status < 300 and (reply.doc is not _ABSENT or reply.file is not None)
+        if api.ok_codes and reply.file is None:
+            is_ok = is_ok and reply.words(api.error_code) in map(str, api.ok_codes)
+        if is_ok or reply.status in also:
+            return reply
+        raise self._error(reply, account, line)
+
+    async def _read(
+        self,
+        response: httpx.Response,
+        limit: asyncio.Timeout,
+        line: str,
+        sink: Callable[[str], Path] | None,
+    ) -> _Reply:
+        status, headers = response.status_code, dict(response.headers)
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if sink and status == 200 and re.match(r"(image|video|audio)/|application/octet-", media):
+            limit.reschedule(None)
+            path = sink(self.api.suffix or _SUFFIXES.get(media, ""))
+            await transfer.save(response, path)
+            return _Reply(status, headers, _ABSENT, file=path)
+        body = bytearray()
+        try:
+            with transfer.network(f"{self.name}: {line}"):
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > REPLY_MAX:
+                        raise ProviderError(f"{self.name}: {line} gave over {REPLY_MAX} bytes")
+        except ProviderError:
+            if status < 400:  # a refusal stands, even if its text broke off
+                raise
+        try:
+            doc = json.loads(bytes(body))
+        except (ValueError, RecursionError):
+            doc = _ABSENT
+        return _Reply(status, headers, doc, body[:2000].decode("utf-8", "replace"))
+
+    def _client(self, *, is_fresh: bool) -> httpx.AsyncClient:
+        """The client of this loop. Its transport never tries again: retries=0 is its default.
+
+        It keeps no cookies: they would carry one account's session into another's requests.
+        """
+        import http.cookiejar
+
+        import httpx
+
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # connections cannot outlive their loop
+            self._loop, self._clients = loop, {}
+        if is_fresh not in self._clients:
+            policy = http.cookiejar.DefaultCookiePolicy(allowed_domains=[])
+            self._clients[is_fresh] = httpx.AsyncClient(
+                verify=self._tls,
+                cookies=http.cookiejar.CookieJar(policy),
+                limits=httpx.Limits(max_keepalive_connections=0 if is_fresh else 20),
+                headers={"User-Agent": "vqkit"},
+            )
+        return self._clients[is_fresh]
+
+    def _url(self, path: str, values: Mapping[str, Any]) -> str:
+        import httpx
+
+        try:
+            url = _fill_path(path, values)
+        except KeyError as error:
+            text = f"{self.name}: {path} needs {error.args[0]!r}, which is not given"
+            raise ProviderError(text, "invalid", is_billed=False) from error
+        url = url if "://" in url.partition("?")[0] else f"{self._home}{url}"
+        with transfer.network(f"{self.name}: {path}"):
+            if transfer.may_keep(self._home, httpx.URL(url)):
+                return url
+        raise ProviderError(f"{self.name}: {path} leads to another host", "invalid")
+
+    def _secret(self, account: AccountKey) -> dict[str, str]:
+        name, _, value = self.api.auth.partition(":")
+        if not name:
+            return {}
+        value = value.strip().replace("{key}", account.key or "")
+        if account.key and value.isascii() and value.isprintable():
+            return {name: value}
+        wrong = "has no key" if not account.key else "has a key with a line break or odd letter"
+        text = f"account {account.name!r} {wrong}; {self.name} was not asked"
+        raise ProviderError(text, "auth", is_billed=False)
+
+    def _kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What polling needs of the request. Raises, before anything is sent, where it lacks."""
+        api = self.api
+        lines = [api.poll, api.result, api.cancel, api.outputs if api.outputs[:1] == "/" else ""]
+        names = set(_names(lines)) - {"id", *api.keep}
+        if missing := sorted(name for name in names if values.get(name) in (None, "")):
+            text = f"{self.name} needs {', '.join(missing)} in the request"
+            raise ProviderError(text, "invalid", is_billed=False)
+        return {name: values[name] for name in sorted(names)}
+
+    def _body(self, request: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+        api = self.api
+        body: dict[str, Any] = fill(api.body, values)
+        if api.extra_in is None:
+            return body
+        place = body
+        for name in filter(None, api.extra_in.split(".")):
+            place = place.setdefault(name, {})
+        used = set(_names([api.body, api.submit, api.poll, api.result, api.cancel]))
+        for name, value in request.items():
+            if name not in used and place.setdefault(name, value) != value:
+                text = f"{self.name} sets {name!r} itself, to {place[name]!r}, not {value!r}"
+                raise ProviderError(text[:300], "invalid", is_billed=False)
+        return body
+
+    # -------------------------------------------------------------- what replies mean
+
+    def _declared_kind(self, status: int, code: str) -> ProviderErrorKind | None:
+        for pattern, kind in self.api.kinds.items():
+            if pattern == str(status) or (code and fnmatch.fnmatchcase(code, pattern)):
+                return kind
+        return None
+
+    def _kind(self, status: int, code: str, message: str) -> ProviderErrorKind:
+        """What an answer's status and words mean; status 0 is a render that failed."""
+        if declared := self._declared_kind(status, code):
+            return declared
+        words = f"{code} {message}".casefold()
+        if status == 429:
+            return next((kind for kind, known in _WORDS_OF_429 if known.search(words)), "rate")
+        if status in (0, 400, 403, 422) and _MODERATED.search(words):
+            return "moderated"
+        if status == 409 and self.capabilities.idempotency == "reject":
+            return "key_reused"
+        if status == 0:
+            return "render_failed"
+        return _STATUSES.get(status, "invalid" if 400 <= status < 500 else "unknown")
+
+    def _error(self, reply: _Reply, account: AccountKey, line: str) -> ProviderError:
+        api = self.api
+        code, message = reply.words(api.error_code), reply.words(api.error_message)
+        kind = self._kind(reply.status, code, message)
+        if reply.status == 404 and line == api.poll and not self._declared_kind(404, code):
+            kind = "unknown"
+        is_billed = self.capabilities.is_moderated_billed if kind == "moderated" else None
+        text = message or code or ("a web page" if reply.is_web_page else reply.text)
+        return ProviderError(
+            f"{self.name}: {line} gave HTTP {reply.status}: {_clean(text, account)}",
+            kind,
+            retry_after_s=self._retry_after(reply),
+            is_billed=False if kind in _NOT_BILLED else is_billed,
+            status=reply.status,
+            code=_clean(code, account),
+        )
+
+    def _failure(
+        self, replies: Sequence[_Reply], refused: ProviderError | None, account: AccountKey
+    ) -> ProviderError:
+        """Why a render failed: what the replies say, else that it ended without a result."""
+        if refused is not None:
+            is_moderated = refused.kind == "moderated"
+            kind: ProviderErrorKind = "moderated" if is_moderated else "render_failed"
+            return ProviderError(str(refused), kind, code=refused.facts.get("code", ""))
+        code = next((c for r in replies if (c := r.words(self.api.error_code))), "")
+        text = next((m for r in replies if (m := r.words(self.api.error_message))), "")
+        words = _clean(text or code or "it ended without a result", account)
+        kind = self._kind(0, code, text)
+        return ProviderError(f"{self.name}: {words}", kind, code=_clean(code, account))
+
+    def _is_billed(
+        self, said: State, ended: State, error: ProviderError | None, cost: int | None
+    ) -> bool | None:
+        if cost is not None:
+            return cost > 0
+        if error is not None and error.kind == "moderated":
+            return self.capabilities.is_moderated_billed
+        if ended == "succeeded":
+            return True
+        if said in ("failed", "cancelled"):
+            return {"submit": True, "success": False}.get(self.capabilities.billed_on)
+        return None
+
+    def _retry_after(self, reply: _Reply) -> float | None:
+        is_limit, now_ms = reply.status in (429, 503), self._clock.now_ms()
+        told = transfer.retry_after_s(reply.headers, now_ms=now_ms, is_limit=is_limit)
+        for path in filter(None, (self.api.retry_after, _WAIT_MS, _WAIT_S)):
+            if told is None:
+                value, is_ms = reply.first(path), path.lower().endswith("ms")
+                told = transfer.wait_s(value, now_s=now_ms / 1000, is_ms=is_ms)
+        if told is None and is_limit and (found := _WAIT.search(reply.text)):
+            told = float(found[1]) * _UNITS_S.get(found[2].lower(), 1.0)
+        return told
+
+    def _poll_after(self, reply: _Reply) -> float | None:
+        path, now_s = self.api.poll_after, self._clock.now_ms() / 1000
+        return transfer.wait_s(reply.first(path), now_s=now_s, is_ms=path.endswith("ms"))
+
+    def _cost(self, reply: _Reply) -> int | None:
+        unit = _UNIT_MICROUSD.get(self.api.cost_unit, self.api.credit_microusd)
+        text = str(reply.first(self.api.cost)).strip().lstrip("$").replace(",", "")
+        with contextlib.suppress(InvalidOperation):  # Infinity and NaN among them
+            amount = (Decimal(text) * unit).quantize(Decimal(1), ROUND_HALF_UP)
+            return int(amount) if amount >= 0 else None
+        return None
+
+    def _links(self, reply: _Reply, handle: Mapping[str, Any]) -> tuple[Link, ...]:
+        outputs = self.api.outputs
+        found = [self._url(outputs, handle)] if outputs[:1] == "/" else reply.all(outputs)
+        flat = [one for many in found for one in (many if isinstance(many, list) else [many])]
+        flat = [one.get("url") if isinstance(one, Mapping) else one for one in flat]
+        urls = [one if "://" in one else str(self._home.join(one)) for one in flat if _is_url(one)]
+        return tuple(Link(url, self.api.suffix or _suffix(url)) for url in dict.fromkeys(urls))
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+def _values(request: Mapping[str, Any], account: AccountKey, key: str) -> Mapping[str, Any]:
+    model = {} if account.model is None else {"model": account.model}
+    return {**model, **request, "idempotency_key": key}
+
+
+def _clean(text: str, account: AccountKey) -> str:
+    text = redact(text)
+    return " ".join((text.replace(account.key, "[key]") if account.key else text).split())[:300]
+
+
+def _is_url(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _suffix(url: str) -> str:
+    suffix = PurePosixPath(urlsplit(url).path).suffix
+    return suffix if re.fullmatch(r"\.[A-Za-z0-9]{1,5}", suffix) else ""
