@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from . import html
+from . import codec, html
 from .errors import UnknownName, UsageError
 from .job import Account
 from .secrets import check_reference, redact
@@ -33,16 +33,49 @@ class Accounts:
         provider: str = "local",
         capacity: int = 1,
         credential: str | None = None,
+        per_minute: int | None = None,
+        group: str | None = None,
+        price: float | None = None,
+        budget: float | None = None,
     ) -> Account:
         """Adds an account, or changes the one of that name, so that a cell may run again.
 
-        `capacity` is how many jobs it may run at once, counted over all processes.
-        `credential` says where the key is, ``env:NAME`` or ``keyring:service/name``; the key
-        itself is refused.
+        `capacity` is how many jobs it may run at once, counted over all processes;
+        `per_minute` how many it may begin in a minute. Accounts of one `group` share the
+        smallest capacity among them. `credential` says where the key is, ``env:NAME`` or
+        ``keyring:service/name``; the key itself is refused. `price` is what a job may cost,
+        in dollars: it is set aside when the job begins, and settled with the real figure.
+        `budget` is what the account may spend in all; reaching it pauses the account.
+
+        An account that is parked or paused stays so: see `unpark`, `enable`.
         """
         _check_name("account", name)
         _check_name("provider", provider)
-        account = Account(name, provider, check_capacity(capacity), check_reference(credential))
+        if budget is not None and price is None:
+            raise UsageError("a budget needs a price: what a job may cost, in dollars")
+        given = {
+            "per_minute": None if per_minute is None else check_capacity(per_minute),
+            "group": group,
+            "price": microusd("price", price),
+            "budget": microusd("budget", budget),
+        }
+        before = next((a for a in self if a.name == name), None)
+        learned = {k: v for k, v in (before.limits if before else {}).items() if k not in given}
+        limits = {k: v for k, v in given.items() if v is not None} | learned
+        account = Account(
+            name,
+            provider,
+            check_capacity(capacity),
+            check_reference(credential),
+            limits_json=codec.encode(limits),
+        )
+        if before is not None:
+            account = replace(
+                account,
+                is_enabled=before.is_enabled,
+                parked_until_ms=before.parked_until_ms,
+                parked_reason=before.parked_reason,
+            )
         self._write(account)
         return account
 
@@ -57,6 +90,15 @@ class Accounts:
     def enable(self, name: str) -> Account:
         """Gives the account work again."""
         return self._change(name, is_enabled=True)
+
+    def unpark(self, name: str) -> Account:
+        """Gives a parked account work again: the cause is mended."""
+        account = self[name]
+        limits = account.limits
+        limits.pop("moderated", None)
+        return self._change(
+            name, parked_until_ms=None, parked_reason=None, limits_json=codec.encode(limits)
+        )
 
     def _change(self, name: str, **change: Any) -> Account:
         account = replace(self[name], **change)
@@ -98,6 +140,15 @@ def check_capacity(capacity: Any) -> int:
             " once. To rest an account use accounts.disable(name)."
         )
     return int(capacity)
+
+
+def microusd(what: str, dollars: float | None) -> int | None:
+    """Dollars as whole micro-dollars, so that sums are exact. Raises UsageError."""
+    if dollars is None:
+        return None
+    if isinstance(dollars, bool) or not 0 <= dollars < 10**9:
+        raise UsageError(f"{what} {dollars!r}: expected dollars, from 0")
+    return round(dollars * 1_000_000)
 
 
 def _check_name(what: str, name: Any) -> None:

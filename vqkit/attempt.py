@@ -12,15 +12,17 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from random import random
+from typing import Any
 
-from . import codec, secrets
+from . import codec, secrets, steps
 from .errors import JobCancelled, PayloadError, UsageError
 from .job import Job
 from .outputs import Made, OutputFolder
+from .steps import Channel
 
 __all__ = ["ActiveJob", "Channel", "describe_error", "plain_result"]
 
@@ -34,16 +36,6 @@ _PACKAGE = str(Path(__file__).parent) + os.sep
 _LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
-class Channel(Protocol):
-    """How an attempt talks to the pump, from wherever it runs."""
-
-    def post(self, verb: str, change: dict[str, Any]) -> None:
-        """Hands on a stage or a log line; returns at once."""
-
-    def is_cancelled(self) -> bool:
-        """True once the user has asked for this job to stop."""
-
-
 class ActiveJob:
     """A job at work, as its handler sees it.
 
@@ -52,9 +44,16 @@ class ActiveJob:
     """
 
     def __init__(
-        self, job: Job, channel: Channel, folder: OutputFolder, credential: str | None = None
+        self,
+        job: Job,
+        channel: Channel,
+        folder: OutputFolder,
+        credential: str | None = None,
+        *,
+        is_async: bool = False,
     ) -> None:
         self._job, self._channel, self._folder = job, channel, folder
+        self.is_async = is_async
         self._credential = credential
         self._lines = 0
         self._outputs = 0
@@ -107,6 +106,62 @@ class ActiveJob:
         """Raises JobCancelled once the user has asked for this job to stop; let it through."""
         if self._channel.is_cancelled():
             raise JobCancelled("cancelled by you")
+
+    def once(self, name: str, function: Callable[..., Any], *, paid: bool = False) -> Any:
+        """What `function` gives, called once in the life of the job; a later try gets it kept.
+
+        In an ``async def`` handler: ``await job.once("submit", send)``; `function` may be
+        either kind. What it gives must be JSON, at most 64 kB. With ``paid=True`` it is on
+        record, with its idempotency key, before it is called; if it takes an argument it is
+        given that key. A paid call that ends in anything but a value, `GiveUp`, `Snooze` or
+        a ProviderError that says it was not accepted leaves the job in doubt: it is not made
+        again until `q.resolve` says what became of it.
+        """
+        run = steps.once_async if self.is_async else steps.once
+        return run(self._channel, self._folder.receipts, name, function, paid)
+
+    # -- for vqkit's own render engine ---------------------------------------------------------
+
+    @property
+    def handle(self) -> dict[str, Any] | None:
+        """The provider's name of the render that is open, if one is."""
+        handle: dict[str, Any] | None = codec.loads(self._job.handle_json)
+        return handle
+
+    @property
+    def has_credential(self) -> bool:
+        """True if the account names a key."""
+        return self._credential is not None
+
+    @property
+    def is_cancel_wanted(self) -> bool:
+        """True once the user has asked for this job to stop."""
+        return self._channel.is_cancelled()
+
+    def draw(self) -> float:
+        """A number in [0, 1) to spread waits by."""
+        return random()
+
+    async def paid_step(
+        self, name: str, function: Callable[..., Any], request: Mapping[str, Any]
+    ) -> Any:
+        """A paid step that keeps its request as evidence."""
+        return await steps.once_async(
+            self._channel,
+            self._folder.receipts,
+            name,
+            function,
+            True,
+            codec.dumps(dict(request), "request"),
+        )
+
+    def kept_part(self, suffix: str, count: int) -> Path:
+        """A file that outlives the attempt: what is paid for is fetched once, over all tries."""
+        return self._folder.kept_part(self._job, suffix, count)
+
+    def output_name(self, suffix: str, count: int) -> str:
+        """The name the finished file shall have."""
+        return self._folder.part(self._job, suffix, count)[1]
 
     @contextmanager
     def output(self, suffix: str) -> Iterator[Path]:

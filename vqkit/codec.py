@@ -13,7 +13,16 @@ from typing import Any
 
 from .errors import PayloadError
 
-__all__ = ["canonical", "content_hash", "derived_seed", "dumps", "encode", "loads", "plain"]
+__all__ = [
+    "canonical",
+    "clean_text",
+    "content_hash",
+    "derived_seed",
+    "dumps",
+    "encode",
+    "loads",
+    "plain",
+]
 
 INT_MAX = 2**63 - 1
 INT_MIN = -(2**63)
@@ -112,6 +121,11 @@ encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", "
 def loads(text: str | None) -> Any:
     """The value of stored JSON; None stays None."""
     return None if text is None else json.loads(text)
+
+
+def clean_text(text: str) -> str:
+    """The text with half characters replaced, so that it can be stored."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def canonical(value: Any, where: str = "payload") -> str:

@@ -18,6 +18,8 @@
     ├── LifecycleError               a verb that the job's status does not allow
     │   └── StaleFence               a write by somebody who no longer holds the job
     ├── PumpError                    the pump has stopped; ``__cause__`` says why
+    ├── InDoubt                      a paid call whose answer was lost; only its provider knows
+    ├── ProviderError                what a provider said; its `kind` decides what happens
     ├── CredentialError              a credential reference that gives no key
     └── JobsFailed                   raised by ``Summary.check()`` and ``Queue.check()``
 
@@ -32,18 +34,20 @@ error is its ``__cause__``, and every error survives pickling.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
     "CredentialError",
     "GiveUp",
     "HandlerError",
+    "InDoubt",
     "JobCancelled",
     "JobsFailed",
     "LifecycleError",
     "NewerDatabase",
     "NotAQueue",
     "PayloadError",
+    "ProviderError",
     "PumpError",
     "SheetError",
     "Signal",
@@ -139,6 +143,59 @@ class StaleFence(LifecycleError):
 
 class PumpError(VqkitError):
     """The pump has stopped and hands out no more work; ``__cause__`` says why."""
+
+
+class InDoubt(VqkitError):
+    """A paid call may or may not have been made. It is not made again until somebody knows."""
+
+
+ProviderErrorKind = Literal[
+    "invalid",  # the request is wrong: failing again is certain
+    "moderated",  # the provider will not render this
+    "auth",  # the key is not, or no longer, accepted
+    "no_funds",  # the account's balance is used up
+    "quota",  # the account's allowance for the day or month is used up
+    "rate",  # too many requests: not before `retry_after_s`
+    "concurrency",  # too many renders at once on this account
+    "not_sent",  # it certainly did not reach the provider (no name, refused, TLS)
+    "unknown",  # it may have: a time-out or reset after sending, a 5xx
+    "render_failed",  # the render ended badly
+    "result_gone",  # the link to the result does not work (any more)
+    "key_reused",  # idempotency `reject`: this key has been used before
+    "provider_gone",  # the model or the whole provider was retired
+]
+
+NOT_ACCEPTED: frozenset[str] = frozenset(
+    "invalid moderated auth no_funds quota rate concurrency not_sent provider_gone".split()  # noqa: SIM905
+)
+"""Kinds that say for certain that no render was begun."""
+
+
+class ProviderError(VqkitError):
+    """Something a provider said, or did not say. `kind` decides what vqkit does about it.
+
+    `retry_after_s` is the provider's own word, however long; `is_billed` is None where
+    nobody knows.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: ProviderErrorKind = "unknown",
+        *,
+        retry_after_s: float | None = None,
+        is_billed: bool | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(
+            message, kind=kind, retry_after_s=retry_after_s, is_billed=is_billed, **facts
+        )
+
+    @property
+    def kind(self) -> ProviderErrorKind:
+        """One of `ProviderErrorKind`."""
+        kind: ProviderErrorKind = self.facts["kind"]
+        return kind
 
 
 class CredentialError(VqkitError):

@@ -90,7 +90,7 @@ def job_html(job: Job) -> str:
     optional = {
         "stage": job.stage,
         "attempts": job.attempt or None,
-        "crashes": job.crashes or None,
+        "crashes": job.crashes + job.deaths or None,
         "account": job.account,
         "reason": job.reason,
         "error": ": ".join(filter(None, (error.get("type"), error.get("message")))) or None,

@@ -26,6 +26,7 @@ __all__ = [
     "Output",
     "RowProblem",
     "Status",
+    "Step",
     "content_key",
     "lane_of",
 ]
@@ -46,8 +47,11 @@ class Job(NamedTuple):
     """One row of work, as the database holds it.
 
     `number` counts up in the order jobs were put; `id` is made by whoever put the job.
-    `attempt` counts tries that were spent, `crashes` those that a crash ended, `fence`
+    `attempt` counts tries that were spent, `crashes` those in which its worker died, `deaths`
+    those in which the whole process did, its neighbours with it; `fence` counts
     every claim ever made: whoever does not hold the newest fence can change nothing.
+    `generation` counts the renders asked for; `handle_json` is the provider's name of the
+    one that is open, `reserved_microusd` what it may cost until somebody knows.
     """
 
     number: int
@@ -72,10 +76,13 @@ class Job(NamedTuple):
     progress: float | None = None
     attempt: int = 0
     crashes: int = 0
+    deaths: int = 0
     fence: int = 0
     owner: str | None = None
     account: str | None = None
+    generation: int = 0
     handle_json: str | None = None
+    reserved_microusd: int = 0
     result_json: str | None = None
     error_json: str | None = None
     reason: str | None = None
@@ -129,7 +136,7 @@ class Job(NamedTuple):
         if self.status == "running":
             return "cancelling" if self.cancel_requested else (self.stage or "running")
         if self.status == "queued" and (self.not_before_ms or 0) > now_ms:
-            return "retrying" if self.attempt or self.crashes else "scheduled"
+            return "retrying" if self.attempt or self.crashes or self.deaths else "scheduled"
         return self.status
 
     def __repr__(self) -> str:
@@ -240,7 +247,8 @@ class Attempt(NamedTuple):
     """One claim of a job: who tried it, on which account, when, and what came of it.
 
     `job` is the job's number. `outcome` is an `Outcome.kind`, or "reclaimed" where the
-    owner died; None while it runs.
+    owner died; None while it runs. `money` is "billed", "not billed" or "unknown", and
+    `cost_microusd` what is counted for it; `reserved_microusd` was set aside at the claim.
     """
 
     job: int
@@ -253,6 +261,10 @@ class Attempt(NamedTuple):
     outcome: str | None = None
     error_json: str | None = None
     late_result_json: str | None = None
+    generation: int = 0
+    reserved_microusd: int = 0
+    cost_microusd: int | None = None
+    money: str | None = None
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -287,7 +299,8 @@ class Account:
     """A provider account: how many jobs it may run at once, and where its key is kept.
 
     `credential` is a reference such as ``env:RUNWAY_KEY``, never the key itself.
-    `limits_json` has room for per-minute limits, groups and budgets.
+    `limits_json` holds its other limits: `per_minute`, `group`, `price` and `budget` (in
+    micro-dollars), and what was learned about them.
     """
 
     name: str
@@ -298,6 +311,39 @@ class Account:
     parked_until_ms: int | None = None
     parked_reason: str | None = None
     limits_json: str = "{}"
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Its other limits, decoded anew at each call."""
+        limits: dict[str, Any] = codec.loads(self.limits_json)
+        return limits
+
+
+class Step(NamedTuple):
+    """A durable checkpoint of a job: what it was to do, and what came of it.
+
+    `state` is "intent" from before a paid call until its answer is kept, then "done".
+    `key` is the idempotency key, the same at every try of one generation. `job` is the
+    job's number, `fence` the attempt that began it.
+    """
+
+    job: int
+    name: str
+    generation: int
+    state: str
+    is_paid: bool
+    key: str
+    fence: int
+    account: str | None
+    request_json: str | None
+    value_json: str | None
+    begun_ms: int
+    ended_ms: int | None = None
+
+    @property
+    def value(self) -> Any:
+        """What the step gave, once it is done."""
+        return codec.loads(self.value_json)
 
 
 class Output(NamedTuple):

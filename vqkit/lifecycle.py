@@ -4,7 +4,7 @@
 verb                      from → to                            fence  event
 ========================  ===================================  =====  ====================
 claim                     queued → running                     new    job.started
-stage, log, step          running → running                    yes    job.stage_changed, …
+stage, log, begin, step   running → running                    yes    job.stage_changed, …
 complete                  running → completed                  yes    job.completed
 retry                     running → queued, later              yes    job.retry_scheduled
 fail                      running → failed                     yes    job.failed
@@ -54,6 +54,7 @@ VERBS: dict[str, Rule] = {
     "claim": _rule("queued", "job.started"),
     "stage": _rule("running", "job.stage_changed", fenced=True),
     "log": _rule("running", "job.logged", fenced=True),
+    "begin": _rule("running", "job.step_begun", fenced=True),
     "step": _rule("running", "job.step_done", fenced=True),
     "complete": _rule("running", "job.completed", fenced=True),
     "retry": _rule("running", "job.retry_scheduled", fenced=True),
@@ -88,7 +89,8 @@ def apply(
     `fence` is the claim's, for the verbs that need one. `change` carries what the verb is
     about: `owner`, `account` (claim); `stage`, `progress` (stage); `message`, `level` (log);
     `result_json` (complete); `not_before_ms`, `error_json`, `reason`, `crashed` (retry, fail);
-    `to` (reclaim, resolve). `crashed=True` spends a crash instead of an attempt.
+    `to` (reclaim, resolve). `crashed=True` spends a crash instead of an attempt, and so does
+    a reclaim, whose crashes are counted apart as `deaths`.
 
     Raises LifecycleError when the status does not allow the verb, StaleFence when the job
     has been claimed by somebody else since. A job never changes in place.
@@ -145,11 +147,24 @@ def _kept_account(job: Job) -> str | None:
     return job.account if job.handle_json is not None else None
 
 
+def _kept_reserve(job: Job) -> int:
+    """What is set aside for an open render stays so until it is settled."""
+    return job.reserved_microusd if job.handle_json is not None else 0
+
+
 def _spent(job: Job, change: dict[str, Any]) -> dict[str, Any]:
-    """What the try cost: an attempt (counted at the claim), or a crash instead."""
+    """What the try cost: an attempt (counted at the claim), a crash instead, or nothing.
+
+    ``fresh=True`` closes the render that is open: the next try asks for another one.
+    """
+    spent: dict[str, Any] = {}
     if change.get("crashed"):
-        return {"attempt": job.attempt - 1, "crashes": job.crashes + 1}
-    return {}
+        spent = {"attempt": job.attempt - 1, "crashes": job.crashes + 1}
+    if change.get("died"):
+        spent = {"attempt": job.attempt - 1, "deaths": job.deaths + 1}
+    if change.get("fresh"):
+        spent |= {"generation": job.generation + 1, "handle_json": None}
+    return spent
 
 
 def _why(change: dict[str, Any]) -> dict[str, Any]:
@@ -172,6 +187,7 @@ def _claim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
         fence=job.fence + 1,
         owner=change["owner"],
         account=change["account"],
+        reserved_microusd=change.get("reserve", job.reserved_microusd),
         not_before_ms=None,
         started_ms=now_ms,
         updated_ms=now_ms,
@@ -196,12 +212,20 @@ def _note(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
     return job._replace(updated_ms=now_ms), _event(kind, job, now_ms, level, **data)
 
 
+def _step(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
+    """A step is done; where it opened a render, the job now belongs to that account."""
+    handle_json = change.get("handle_json", job.handle_json)
+    after = job._replace(handle_json=handle_json, updated_ms=now_ms)
+    return after, _event(kind, after, now_ms, name=change.get("name"))
+
+
 def _complete(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     after = job._replace(
         status="completed",
         result_json=change.get("result_json"),
         error_json=None,
         handle_json=None,
+        reserved_microusd=0,
         finished_ms=now_ms,
         updated_ms=now_ms,
         reason=None,
@@ -218,7 +242,8 @@ def _retry(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
         status="queued",
         not_before_ms=not_before_ms,
         error_json=change.get("error_json", job.error_json),
-        account=_kept_account(job),
+        account=None if change.get("fresh") else _kept_account(job),
+        reserved_microusd=0 if change.get("fresh") else _kept_reserve(job),
         updated_ms=now_ms,
         reason=change.get("reason"),
         **_spent(job, change),
@@ -234,11 +259,11 @@ def _fail(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
     after = job._replace(
         status="failed",
         error_json=change.get("error_json", job.error_json),
-        handle_json=None,
         finished_ms=now_ms,
         updated_ms=now_ms,
         reason=change.get("reason"),
-        **_spent(job, change),
+        reserved_microusd=0,
+        **{"handle_json": None, **_spent(job, change)},
         **_OFF_WORK,
     )
     return after, _event(kind, after, now_ms, "error", attempt=after.attempt, **_why(change))
@@ -251,6 +276,7 @@ def _give_back(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tupl
         attempt=job.attempt - 1,
         not_before_ms=not_before_ms,
         account=_kept_account(job),
+        reserved_microusd=_kept_reserve(job),
         updated_ms=now_ms,
         reason=change.get("reason"),
         **_OFF_WORK,
@@ -260,8 +286,15 @@ def _give_back(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tupl
 
 
 def _doubt(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
+    # The try is not judged: its attempt is given back, and spent by whoever settles the doubt.
     after = job._replace(
-        status="in_doubt", reason=change.get("reason"), updated_ms=now_ms, **_OFF_WORK
+        status="in_doubt",
+        attempt=job.attempt - 1,
+        deaths=job.deaths + bool(change.get("died")),
+        error_json=change.get("error_json", job.error_json),
+        reason=change.get("reason"),
+        updated_ms=now_ms,
+        **_OFF_WORK,
     )
     return after, _event(kind, after, now_ms, "warning", reason=after.reason, account=job.account)
 
@@ -275,7 +308,8 @@ def _resolve(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
         status="queued",
         handle_json=handle_json,
         account=job.account if handle_json is not None else None,
-        attempt=max(0, job.attempt - 1),
+        reserved_microusd=job.reserved_microusd if handle_json is not None else 0,
+        generation=job.generation + bool(change.get("fresh")),
         not_before_ms=None,
         reason=change.get("reason"),
         updated_ms=now_ms,
@@ -287,9 +321,11 @@ def _reclaim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
     to = change.get("to", "queued")
     if to == "completed":
         return _complete(job, now_ms, change, kind)
-    spent = {**change, "crashed": True}
+    spent = {**change, "died": True}
     if to == "failed":
         return _fail(job, now_ms, spent, kind)
+    if to == "in_doubt":
+        return _doubt(job, now_ms, spent, "job.in_doubt")
     after, event = _retry(job, now_ms, {"not_before_ms": None, **spent}, kind)
     return after, event
 
@@ -302,6 +338,7 @@ def _cancelled(
         cancel_requested=False,
         not_before_ms=None,
         handle_json=change.get("handle_json", job.handle_json),
+        reserved_microusd=_kept_reserve(job),
         error_json=change.get("error_json", job.error_json),
         finished_ms=now_ms,
         updated_ms=now_ms,
@@ -327,8 +364,10 @@ def _requeue(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
         status="queued",
         attempt=0,
         crashes=0,
+        deaths=0,
         cancel_requested=False,
         account=_kept_account(job),
+        generation=job.generation + bool(change.get("fresh", job.status == "completed")),
         not_before_ms=change.get("not_before_ms"),
         expires_ms=None,
         result_json=None,
@@ -349,7 +388,8 @@ _APPLY: dict[str, Callable[[Job, int, dict[str, Any], str], tuple[Job, Event | N
     "claim": _claim,
     "stage": _stage,
     "log": _note,
-    "step": _note,
+    "begin": _note,
+    "step": _step,
     "complete": _complete,
     "retry": _retry,
     "fail": _fail,

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .job import Output
 
-__all__ = ["Outcome"]
+__all__ = ["Bill", "Effect", "Outcome"]
+
+
+class Effect(NamedTuple):
+    """What an attempt's end means for its account, or for all accounts of its provider.
+
+    `until_ms` parks it, for the `reason` given, in a sentence that says what to do.
+    `is_full` says the provider had no slot left: fewer at once from now on. `is_moderated`
+    counts towards the row of refusals that parks an account.
+    """
+
+    until_ms: int | None = None
+    reason: str | None = None
+    is_for_provider: bool = False
+    is_full: bool = False
+    is_moderated: bool = False
+
+
+class Bill(NamedTuple):
+    """What is known of an attempt's money, in a word, and what is counted for it."""
+
+    money: Literal["billed", "not billed", "unknown"]
+    cost_microusd: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +44,13 @@ class Outcome:
     timed_out     it took longer than the job's `timeout_s`
     crashed       its worker process died under it
     cancelled     it stopped because the user asked
+    doubt         a paid call's answer was lost; it is not made again until somebody knows
     released      the pump stopped; the work was ended and goes back untouched
     ============  =====================================================================
+
+    `is_fresh`: the render itself failed, so the next try asks for another one. `effect` is
+    what it means for the account; `cost_microusd` and `is_billed` are None where nobody
+    said.
     """
 
     kind: Literal[
@@ -34,6 +61,7 @@ class Outcome:
         "timed_out",
         "crashed",
         "cancelled",
+        "doubt",
         "released",
     ]
     result_json: str | None = None
@@ -41,3 +69,7 @@ class Outcome:
     error_json: str | None = None
     delay_s: float = 0.0
     reason: str | None = None
+    is_fresh: bool = False
+    effect: Effect | None = None
+    cost_microusd: int | None = None
+    is_billed: bool | None = None

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .job import Job, Output
+from .receipts import Receipts
 
 __all__ = ["Made", "OutputFolder", "slug"]
 
@@ -58,6 +59,7 @@ class OutputFolder:
 
     def __init__(self, root: Path, manifests: Path) -> None:
         self.root, self.manifests = root, manifests
+        self.receipts = Receipts(manifests.parent / "receipts.jsonl")
 
     # -- while a handler runs (perhaps in another process) -------------------------------
 
@@ -71,6 +73,14 @@ class OutputFolder:
         folder.mkdir(parents=True, exist_ok=True)
         # The fence keeps an attempt that was given up from writing into its successor's file.
         return folder / f"{job.id}.{job.fence}.{count}{suffix}", name
+
+    def kept_part(self, job: Job, suffix: str, count: int) -> Path:
+        """The same file at every try of one generation, for what must be fetched only once."""
+        folder = self.root / PART_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        safe = suffix if re.fullmatch(r"(\.[A-Za-z0-9]{1,12})?", suffix) else ""
+        # No number between the dots: `sweep` leaves it alone.
+        return folder / f"{job.id}.g{job.generation}.{count}{safe}"
 
     # -- when it has returned --------------------------------------------------------------
 

@@ -7,14 +7,16 @@ random number or touches a file, so all of it is property-tested.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from . import codec
+from .errors import ProviderError
 from .job import Account, Job, lane_of
-from .outcome import Outcome
+from .outcome import Bill, Effect, Outcome
 from .retry import Retry
 
 __all__ = [
@@ -22,14 +24,30 @@ __all__ = [
     "Decision",
     "Grant",
     "Slots",
+    "affected",
     "assign",
+    "bill",
+    "capacity_now",
     "decide",
     "free_slots",
     "lanes_of",
     "next_wakeup_s",
+    "pots_of",
+    "provider_outcome",
+    "reclaim_bill",
     "reclaim_decision",
+    "used_up_text",
     "why_not",
 ]
+
+
+DAY_MS = 86_400_000
+FOR_EVER_MS = 253_402_300_799_000  # the last second of the year 9999
+RATE_S = 30.0  # how long "too many requests" rests an account when nobody says
+FULL_S = 5.0  # how long a job waits when the provider had no slot left
+NOT_SENT_S = 5.0  # how long an account rests that cannot be reached
+MODERATED_MAX = 5  # refusals in a row that park an account
+LEARNED_RISE_MS = 60_000
 
 
 class Candidate(NamedTuple):
@@ -49,11 +67,16 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What an account may take now: `free` jobs, out of these lanes."""
+    """What an account may take now: `free` jobs, out of these lanes.
+
+    `costs` are what each job takes out of which pot: a group's slots, the requests of a
+    minute, the money of a budget. Pots may be shared.
+    """
 
     account: str
     provider: str
     free: int
+    costs: tuple[tuple[str, int], ...] = ()
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -71,29 +94,39 @@ def free_slots(capacity: int, live: int) -> int:
     return max(0, capacity - live)
 
 
-def assign(slots: Iterable[Slots], waiting: Mapping[str, Sequence[Candidate]]) -> list[Grant]:
+def assign(
+    slots: Iterable[Slots],
+    waiting: Mapping[str, Sequence[Candidate]],
+    pots: Mapping[str, int] | None = None,
+) -> list[Grant]:
     """Deals the waiting jobs out to the free slots, one at a time, account by account.
 
     `waiting` holds each lane's candidates in claim order. Accounts take turns in the order
     of their names, each taking the best job it may have, so none starves another. The
     jobs of a lane no account serves stay where they are and hold up nobody. A job with an
-    open render is counted as live already: it takes no free slot, and is dealt out even
-    where none is free.
+    open render is counted as live already: it takes no free slot and nothing out of any
+    pot, and is dealt out even where none is free.
     """
+    left = dict(pots or {})
     queues = {lane: deque(found) for lane, found in waiting.items()}
-    turn = deque((s.account, s.free, s.lanes) for s in sorted(slots, key=lambda s: s.account))
+    turn = deque(
+        (s.account, s.free, s.lanes, s.costs) for s in sorted(slots, key=lambda s: s.account)
+    )
     grants = []
     while turn:
-        account, free, lanes = turn.popleft()
+        account, free, lanes, costs = turn.popleft()
         heads = [(queues[lane][0], lane) for lane in lanes if queues.get(lane)]
         if not heads:
             continue
         best, lane = min(heads)
-        if free < 1 and best.not_open:
-            continue
+        if best.not_open:
+            if free < 1 or any(left.get(pot, 0) < cost for pot, cost in costs):
+                continue
+            for pot, cost in costs:
+                left[pot] -= cost
         queues[lane].popleft()
         grants.append(Grant(best.number, account))
-        turn.append((account, free - best.not_open, lanes))
+        turn.append((account, free - best.not_open, lanes, costs))
     return grants
 
 
@@ -129,10 +162,15 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
         case "cancelled":
             return Decision("acknowledge_cancel", {"reason": outcome.reason})
         case "released":
-            return Decision("release", {"reason": outcome.reason})
+            change: dict[str, Any] = {"reason": outcome.reason}
+            if outcome.delay_s:
+                change["not_before_ms"] = now_ms + round(outcome.delay_s * 1000)
+            return Decision("release", change)
         case "snoozed":
             until_ms = now_ms + round(outcome.delay_s * 1000)
             return Decision("snooze", {"not_before_ms": until_ms, "reason": outcome.reason})
+        case "doubt":
+            return Decision("doubt", {"error_json": outcome.error_json, "reason": outcome.reason})
         case "gave_up":
             return Decision("fail", {"error_json": outcome.error_json, "reason": outcome.reason})
         case "crashed":
@@ -143,30 +181,186 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
             allowed = job.max_attempts or retry.max_attempts
             is_last, delay_s = job.attempt >= allowed, retry.delay_s(job.attempt, u)
             reason = f"attempt {job.attempt} of {allowed} failed"
-    change: dict[str, Any] = {"error_json": outcome.error_json, "reason": reason}
+    change = {"error_json": outcome.error_json, "reason": reason}
     if outcome.kind == "crashed":
         change["crashed"] = True
+    if outcome.is_fresh:
+        change["fresh"] = True
     if is_last:
         return Decision("fail", change)
     change["not_before_ms"] = now_ms + round(delay_s * 1000)
     return Decision("retry", change)
 
 
-def reclaim_decision(job: Job, finished_result_json: str | None, max_crashes: int) -> Decision:
+def provider_outcome(error: ProviderError, error_json: str, now_ms: int, u: float) -> Outcome:
+    """What a provider's word means for the job and its account: the table of error kinds.
+
+    `u` in [0, 1) spreads the waits: jobs that were refused together come back apart.
+    """
+    told, is_billed, cost = str(error), error.is_billed, error.facts.get("cost_microusd")
+    match error.kind:
+        case "invalid":
+            return Outcome("gave_up", error_json=error_json, reason=told, is_billed=False)
+        case "moderated":
+            effect = Effect(is_moderated=True, reason=told)
+            end = Outcome("gave_up", error_json=error_json, reason=told, effect=effect)
+            return replace(end, is_billed=is_billed, cost_microusd=cost)
+        case "auth":
+            why = f"its key is not accepted ({told}); give it another, then accounts.unpark(name)"
+            return _rested(told, Effect(FOR_EVER_MS, why))
+        case "no_funds":
+            why = f"its balance is used up ({told}); top it up, then accounts.unpark(name)"
+            return _rested(told, Effect(FOR_EVER_MS, why))
+        case "quota":
+            midnight_ms = (now_ms // DAY_MS + 1) * DAY_MS
+            return _rested(told, Effect(midnight_ms, f"its allowance is used up ({told})"))
+        case "provider_gone":
+            why = f"the provider is gone ({told}); use another, then accounts.unpark(name)"
+            return _rested(told, Effect(FOR_EVER_MS, why, is_for_provider=True))
+        case "rate":
+            wait_s = RATE_S if error.retry_after_s is None else error.retry_after_s
+            until_ms = now_ms + math.ceil(wait_s * 1000)
+            effect = Effect(until_ms, f"too many requests ({told})")
+            return _rested(told, effect, wait_s + u * max(2.0, wait_s / 4))
+        case "concurrency":
+            wait_s = FULL_S if error.retry_after_s is None else error.retry_after_s
+            return _rested(told, Effect(is_full=True), wait_s * (1 + u))
+        case "not_sent":
+            wait_s = NOT_SENT_S * (1 + u)
+            until_ms = now_ms + round(NOT_SENT_S * 1000)
+            return _rested(told, Effect(until_ms, f"it could not be reached ({told})"), wait_s)
+        case "unknown" | "key_reused":
+            return Outcome("error", error_json=error_json)
+        case "result_gone":
+            return Outcome("snoozed", delay_s=RATE_S, reason=told)
+    failed = Outcome("error", error_json=error_json, is_fresh=True)
+    return replace(failed, is_billed=is_billed, cost_microusd=cost)
+
+
+def _rested(reason: str, effect: Effect, delay_s: float = 0.0) -> Outcome:
+    """The job goes back, nothing spent; the account rests."""
+    return Outcome("released", reason=reason, delay_s=delay_s, effect=effect)
+
+
+def affected(account: Account, effect: Effect, live: int, now_ms: int) -> Account:
+    """The account after an attempt's end had this effect on it."""
+    limits = account.limits
+    until_ms, reason = effect.until_ms, effect.reason
+    if effect.is_full:
+        limits |= {"learned": max(1, live - 1), "learned_ms": now_ms}
+    if effect.is_moderated:
+        limits["moderated"] = limits.get("moderated", 0) + 1
+        if limits["moderated"] >= MODERATED_MAX:
+            until_ms = FOR_EVER_MS
+            reason = (
+                f"{limits['moderated']} prompts in a row were refused ({effect.reason}); providers"
+                " suspend accounts for that. Look at the prompts, then accounts.unpark(name)"
+            )
+    account = replace(account, limits_json=codec.encode(limits))
+    if until_ms is None or until_ms <= (account.parked_until_ms or 0):
+        return account
+    return replace(account, parked_until_ms=until_ms, parked_reason=reason)
+
+
+def pots_of(account: Account, budgets: Collection[str]) -> tuple[tuple[str, int], ...]:
+    """What one job takes out of which pots, for this account. `budgets` are those that are set."""
+    limits = account.limits
+    costs = []
+    if "group" in limits:
+        costs.append((f"group:{limits['group']}", 1))
+    if "per_minute" in limits:
+        costs.append((f"minute:{account.name}", 1))
+    price = limits.get("price", 0)
+    if price:
+        money = [f"budget:{account.name}", "budget", "budget:day"]
+        costs += [(pot, price) for pot in money if pot in budgets]
+    return tuple(costs)
+
+
+def bill(outcome: Outcome, job: Job) -> Bill | None:
+    """What an attempt's end says about money; None where nothing was set aside, or is settled.
+
+    What nobody can tell is counted as spent: a budget is never overshot.
+    """
+    known = outcome.cost_microusd
+    reserved = job.reserved_microusd
+    match outcome.kind:
+        case "completed":
+            return Bill("billed", reserved if known is None else known)
+        case "doubt":
+            return None
+        case "released" | "snoozed":
+            return None if job.is_open else Bill("not billed", 0)
+    if outcome.is_billed is False:
+        return Bill("not billed", 0)
+    if outcome.is_billed:
+        return Bill("billed", reserved if known is None else known)
+    return Bill("unknown", reserved)
+
+
+def reclaim_bill(before: Job, after: Job) -> Bill | None:
+    """The same for an attempt whose process died."""
+    if after.status == "completed":
+        result = codec.loads(after.result_json)
+        told = result.get("cost_microusd") if isinstance(result, dict) else None
+        return Bill("billed", before.reserved_microusd if told is None else told)
+    if after.status == "in_doubt" or after.is_open:
+        return None
+    return Bill("unknown", before.reserved_microusd)
+
+
+def used_up_text(pot: str, left_microusd: int, price: int) -> str:
+    """Why a budget rests an account, and what to do."""
+    which = {"budget": "the queue's budget", "budget:day": "the budget of the day"}.get(
+        pot, "its budget"
+    )
+    return (
+        f"{which} has {dollars(max(0, left_microusd))} left and a job may cost {dollars(price)};"
+        " raise it to go on"
+    )
+
+
+def dollars(microusd: int) -> str:
+    """An amount as a person reads it."""
+    return f"${microusd / 1_000_000:,.2f}"
+
+
+def capacity_now(account: Account, now_ms: int) -> int:
+    """How many jobs the account may run at once now: its capacity, or what was learned.
+
+    A provider that had no slot left lowers it; it rises again by one a minute.
+    """
+    limits = account.limits
+    if "learned" not in limits:
+        return account.capacity
+    risen = max(0, now_ms - limits["learned_ms"]) // LEARNED_RISE_MS
+    return min(account.capacity, int(limits["learned"] + risen))
+
+
+def reclaim_decision(
+    job: Job, finished_result_json: str | None, max_deaths: int, doubt: str | None = None
+) -> Decision:
     """What becomes of a job whose owner died.
 
     `finished_result_json` is what its handler had returned, where its finished files prove
-    that it had (promise P5); then nothing runs again. Otherwise it is queued again and a
-    crash is counted, up to the ceiling.
+    that it had (promise P5); then nothing runs again. `doubt` names a paid step that was
+    begun and has no receipt: nobody here can know whether it was done. Otherwise the job is
+    queued again and a crash is counted, up to the ceiling; a render that is open is
+    collected whatever the ceiling, for it is paid.
     """
     if finished_result_json is not None:
         return Decision("reclaim", {"to": "completed", "result_json": finished_result_json})
-    if job.crashes + 1 >= max_crashes and not job.cancel_requested:
+    if doubt is not None:
+        reason = f"the process died while {doubt!r} was being sent; nobody knows if it arrived"
+        return Decision("reclaim", {"to": "in_doubt", "reason": reason})
+    if job.is_open and not job.cancel_requested:
+        return Decision("reclaim", {"to": "queued", "reason": "its process died"})
+    if job.deaths + 1 >= max_deaths and not job.cancel_requested:
         error = {
             "type": "Crashed",
-            "message": f"the process that ran it died, {job.crashes + 1} times now",
+            "message": f"the process that ran it died, {job.deaths + 1} times now",
         }
-        reason = f"crashed {job.crashes + 1} times, the ceiling"
+        reason = f"its process died {job.deaths + 1} times, the ceiling"
         change = {"to": "failed", "reason": reason, "error_json": codec.dumps(error, "error")}
         return Decision("reclaim", change)
     return Decision("reclaim", {"to": "queued", "reason": "its process died"})

@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import random
@@ -27,7 +27,9 @@ from .clock import Clock, SystemClock
 from .errors import (
     CredentialError,
     GiveUp,
+    InDoubt,
     JobCancelled,
+    ProviderError,
     Snooze,
     StoreError,
     StoreFull,
@@ -43,9 +45,11 @@ from .outputs import OutputFolder
 from .policy import lanes_of
 from .providers.base import Provider
 from .recovery import Recovered, recover
+from .renders import RenderHandler
 from .retry import Retry
 from .store.base import Claim, JobFilter, Runner, Store, Transition, TurnResult
 from .store.thread import StoreThread
+from .strays import Strays
 
 __all__ = ["Health", "Pump"]
 
@@ -85,15 +89,19 @@ class _Flight:
     def __init__(self, job: Job, provider: Provider, executor: Executor) -> None:
         self.job, self.provider, self.executor = job, provider, executor
         self.task: asyncio.Task[None] | None = None
-        self.notes: Notes | None = None
+        self.notes = Notes(_no_notes)
         self.is_cancelled = False
         self.is_released = False
         self.has_returned = False
 
     def cancel(self) -> None:
         """The user wants it stopped: ask, and end it where that is possible."""
-        if not self.is_cancelled:
-            self.is_cancelled = True
+        if self.is_cancelled:
+            return
+        self.is_cancelled = True
+        if isinstance(self.provider, RenderHandler):
+            self.notes.cancel()  # it asks its provider, and collects what is paid for
+        else:
             self._stop()
 
     def release(self) -> None:
@@ -108,8 +116,7 @@ class _Flight:
         return self.executor.can_stop and not self.has_returned
 
     def _stop(self) -> None:
-        if self.notes is not None:
-            self.notes.cancel()
+        self.notes.cancel()
         if self._can_stop and self.task is not None:
             self.task.cancel()
 
@@ -151,6 +158,7 @@ class Pump:
             "thread": ThreadExecutor(),
             "process": ProcessExecutor(on_worker_start),
         }
+        self._strays = Strays(store, providers, outputs, self._clock)
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._ended: list[Transition] = []
         self._noted: deque[Transition] = deque()
@@ -248,7 +256,7 @@ class Pump:
         self.recovered = await self._patiently(begin)
 
     def _recover(self, store: Store) -> Recovered:
-        found = recover(store, self.id, self._runners, self._outputs, self.retry.max_crashes)
+        found = recover(store, self.id, self._runners, self._outputs, self.retry.max_deaths)
         if found:
             store.log(Event("run.recovered", data_json=codec.dumps({"text": str(found)})))
         return found
@@ -275,7 +283,8 @@ class Pump:
             if self._is_stopping and not self._flights and not self._ended:
                 return
             if not result.is_limited and self.health == self._saved_health:
-                await self._rest(result.next_ms)
+                due_ms = [ms for ms in (result.next_ms, self._strays.next_ms()) if ms is not None]
+                await self._rest(min(due_ms, default=None))
             if self._fault is not None:
                 raise self._fault
 
@@ -286,7 +295,7 @@ class Pump:
         claim = None if self._is_stopping else Claim(self.id, self._why_not)
         row = self._health_row()
 
-        def turn(store: Store) -> tuple[TurnResult, list[Job], bool]:
+        def turn(store: Store) -> tuple[TurnResult, list[Job], bool, list[Any]]:
             # Before the turn: what another process commits from here on is news.
             self._seen = store.changes_elsewhere()
             room = store.has_room()
@@ -294,10 +303,12 @@ class Pump:
             ours: list[Job] = []
             if self._must_look:
                 ours = store.jobs(JobFilter(status=("running",), owner=self.id))
-            return result, ours, room
+            return result, ours, room, self._strays.find(store) if claim else []
 
         result: TurnResult
-        result, ours, room = await self._patiently(turn)
+        result, ours, room, strays = await self._patiently(turn)
+        if strays:
+            self._errand(self._strays.see_to(strays, self._wake.set))
         self._must_look = False
         self._launch(self._unknown_claims(ours, result), result.accounts)
         self._tidy(ended)
@@ -432,7 +443,7 @@ class Pump:
         def at_rest(store: Store) -> bool:
             return not store.owners() and (self._is_stopping or not store.has_work_for(list(lanes)))
 
-        is_busy = self._flights or self._ended or self._noted
+        is_busy = self._flights or self._ended or self._noted or self._strays.is_busy
         if not is_busy and await self._patiently(at_rest):
             for rested in resters:
                 if rested.set_running_or_notify_cancel():
@@ -453,7 +464,7 @@ class Pump:
                 continue
             flight = _Flight(job, provider, self._executors[provider.executor])
             self._flights[job.number, job.fence] = flight
-            flight.notes = Notes(self._deliver_to(job))
+            flight.notes = Notes(self._deliver_to(job), self._steps_of(job), self._loop)
             flight.task = asyncio.create_task(self._fly(flight, account.credential))
             flight.task.add_done_callback(partial(self._landed, flight))
 
@@ -466,10 +477,21 @@ class Pump:
 
         return deliver
 
+    def _steps_of(self, job: Job) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """What an attempt may do with its job's steps, as the holder of its fence."""
+
+        async def steps(verb: str, **arguments: Any) -> Any:
+            if verb == "begin_step":
+                arguments = {"number": job.number, "request_json": None, **arguments}
+            return await self._patiently(
+                lambda store: getattr(store, verb)(fence=job.fence, **arguments)
+            )
+
+        return steps
+
     async def _fly(self, flight: _Flight, credential: str | None) -> None:
         """Runs one attempt to whatever end, and hands its outcome on. Never raises."""
         job = flight.job
-        assert flight.notes is not None
         work = Work(flight.provider.handler, job, self._outputs, flight.notes, credential)
         try:
             outcome = await self._outcome(flight, work)
@@ -505,7 +527,10 @@ class Pump:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             return self._judge(flight, error)
         flight.has_returned = True
-        return await self._finish(job, returned)
+        outcome = await self._finish(job, returned)
+        if isinstance(flight.provider, RenderHandler) and isinstance(returned.value, dict):
+            outcome = replace(outcome, cost_microusd=returned.value.get("cost_microusd"))
+        return outcome
 
     async def _within(self, limit_s: float, flight: _Flight, work: Work) -> Returned:
         """Runs it for at most so long. What cannot be ended then is left to end by itself."""
@@ -549,6 +574,11 @@ class Pump:
             error, frames = error.exceptions[0], None  # what a TaskGroup makes of it
         if isinstance(error, JobCancelled) and flight.is_cancelled:
             return Outcome("cancelled", reason="cancelled by you")
+        if isinstance(error, ProviderError):
+            now_ms, told = self._clock.now_ms(), _error_json(error, frames)
+            return policy.provider_outcome(error, told, now_ms, self._draw())
+        if isinstance(error, InDoubt):
+            return Outcome("doubt", error_json=_error_json(error, frames), reason=str(error))
         if isinstance(error, GiveUp):
             reason = getattr(error, "reason", None) or str(error)  # a subclass may lack it
             return Outcome("gave_up", error_json=_error_json(error, frames), reason=reason)
@@ -590,7 +620,13 @@ class Pump:
         now_ms = self._clock.now_ms()
         verb, change = policy.decide(outcome, job, self.retry, now_ms, self._draw())
         self._ended.append(
-            Transition(job.number, verb, job.fence, change, outcome.kind, outcome.outputs)
+            Transition(
+                *(job.number, verb, job.fence, change),
+                *(outcome.kind, outcome.outputs, outcome.effect),
+                policy.bill(outcome, job)
+                if job.reserved_microusd or outcome.cost_microusd
+                else None,
+            )
         )
         self._wake.set()
 
@@ -664,6 +700,10 @@ class Pump:
                 lock.release(is_clean=False)
             for rested in self._resters:
                 rested.cancel()
+
+
+def _no_notes(verb: str, change: dict[str, Any]) -> None:
+    """Until an attempt is under way, nobody speaks."""
 
 
 def _nothing() -> None:

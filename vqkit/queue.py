@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import codec, html, intake, secrets
-from .accounts import Accounts, check_capacity
+from .accounts import Accounts, check_capacity, microusd
 from .clock import Clock, SystemClock, as_ms
 from .errors import PayloadError, StoreError, UsageError
 from .job import (
@@ -26,6 +26,7 @@ from .job import (
     JobSpec,
     Output,
     RowProblem,
+    Step,
     content_key,
 )
 from .liveness import is_alive
@@ -34,9 +35,11 @@ from .providers.base import Provider
 from .providers.function import function_provider
 from .pump import Pump
 from .recovery import Recovered, recover
+from .renders import RenderHandler, is_render_provider
 from .retry import Retry
 from .run import Run, Summary
 from .snapshot import Snapshot, take
+from .steps import RENDER, handle_of
 from .store.base import JobFilter
 from .store.files import companion, unsafe_place
 from .store.sqlite import SqliteStore
@@ -128,6 +131,12 @@ class Queue:
         if default == self.path:
             default = self.path.with_name(self.path.name + "-files")
         folder = default if outputs is None else Path(outputs).expanduser().resolve()
+        if kept is not None and folder != self.path.parent / str(kept):
+            if self._read(lambda s: s.outputs()):
+                raise UsageError(
+                    f"{self.path.name} keeps its finished files in {self.path.parent / str(kept)};"
+                    " leave out outputs=, or begin another queue"
+                )
         near = folder.is_relative_to(self.path.parent)
         stored = str(folder.relative_to(self.path.parent) if near else folder)
         self._write(lambda s: s.set_setting("outputs", stored))
@@ -312,12 +321,17 @@ class Queue:
     def provider(self, name: str, function: Any = None) -> Any:
         """Registers who does the work of the accounts that name this provider.
 
-        As a decorator, ``@q.provider("runway")``, or with the function given. Registering
-        a name again replaces it from the next claim on.
+        As a decorator, ``@q.provider("runway")``, or with the function given, or an object
+        that submits, polls and fetches renders (`providers.contract.RenderProvider`).
+        Registering a name again replaces it from the next claim on.
         """
         if function is None:
             return lambda decorated: self.provider(name, decorated)
-        self._shared.providers[name] = function_provider(function, name)
+        if is_render_provider(function):
+            made: Provider = RenderHandler(name, function, self._clock)
+        else:
+            made = function_provider(function, name)
+        self._shared.providers[name] = made
         if self._shared.run is not None:
             self._shared.run.poke()
         return function
@@ -429,7 +443,7 @@ class Queue:
     def recover(self) -> Recovered:
         """Takes over the jobs of processes that died; spends nothing. `start` does it too."""
         runners = companion(self.path) / "runners"
-        ceiling = Retry().max_crashes
+        ceiling = Retry().max_deaths
         return self._write(lambda s: recover(s, "", runners, self._files, ceiling))
 
     def _summary(self, run: Run) -> Summary:
@@ -478,7 +492,7 @@ class Queue:
         account: str | None = None,
         newest: int | None = None,
     ) -> list[Job]:
-        """The jobs that match, in the order they were put; of many only the `newest`."""
+        """The jobs that match, in the order they were put; with `newest` so many, newest first."""
         chosen = JobFilter(
             status=_statuses(status),
             batch=batch,
@@ -524,15 +538,8 @@ class Queue:
 
     def to_frame(self) -> pd.DataFrame:
         """All jobs as a pandas DataFrame: the payload's columns, then how each job stands."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise UsageError("to_frame() needs pandas: pip install pandas") from error
-        return (
-            pd.DataFrame(list(self.records())).set_index("job")
-            if self.stats()["total"]
-            else (pd.DataFrame())
-        )
+        frame: pd.DataFrame = _pandas("to_frame()").DataFrame(list(self.records()))
+        return frame.set_index("job") if len(frame) else frame
 
     def records(self) -> Iterator[dict[str, Any]]:
         """All jobs as flat dicts: the payload's columns, then how each job stands.
@@ -631,6 +638,118 @@ class Queue:
         numbers = tuple(self.job(one).number for one in which) if which else None
         return JobFilter(_statuses(status), batch, account, numbers=numbers)
 
+    def costs(self) -> pd.DataFrame:
+        """Every attempt and its money, as a pandas DataFrame; amounts in dollars.
+
+        `money` is "estimated" while it is set aside, then "billed", "not billed" or
+        "unknown" (counted as spent); `key` and `handle` are the provider's names of it.
+        """
+        frame: pd.DataFrame = _pandas("costs()").DataFrame(list(self.cost_records()))
+        return frame.set_index("job") if len(frame) else frame
+
+    def cost_records(self) -> Iterator[dict[str, Any]]:
+        """The rows of `costs`, as dicts."""
+        for attempt in self.attempts():
+            steps = [s for s in self.steps(attempt.job) if s.generation == attempt.generation]
+            paid = next((s for s in steps if s.is_paid), None)
+            handle = None if paid is None else handle_of(paid.name, paid.value)
+            money = attempt.money or ("estimated" if attempt.reserved_microusd else None)
+            cost = attempt.cost_microusd
+            yield {
+                "job": attempt.job,
+                "attempt": attempt.attempt,
+                "fence": attempt.fence,
+                "account": attempt.account,
+                "outcome": attempt.outcome,
+                "money": money,
+                "estimate": attempt.reserved_microusd / 1e6 or None,
+                "cost": None if cost is None else cost / 1e6,
+                "generation": attempt.generation,
+                "key": None if paid is None else paid.key,
+                "handle": None if handle is None else codec.dumps(handle),
+                "began": _utc(attempt.started_ms),
+                "ended": _utc(attempt.finished_ms),
+            }
+
+    @property
+    def budget(self) -> float | None:
+        """What the whole queue may spend, in dollars; None: no limit. Reaching it pauses."""
+        return self._dollars("budget_microusd")
+
+    @budget.setter
+    def budget(self, dollars: float | None) -> None:
+        amount = microusd("budget", dollars)
+        self._write(lambda s: s.set_setting("budget_microusd", amount))
+
+    @property
+    def budget_per_day(self) -> float | None:
+        """What the queue may spend in a day (UTC), in dollars; None: no limit."""
+        return self._dollars("budget_day_microusd")
+
+    @budget_per_day.setter
+    def budget_per_day(self, dollars: float | None) -> None:
+        amount = microusd("budget_per_day", dollars)
+        self._write(lambda s: s.set_setting("budget_day_microusd", amount))
+
+    def _dollars(self, setting: str) -> float | None:
+        amount = self._read(lambda s: s.setting(setting))
+        return None if amount is None else amount / 1e6
+
+    def resolve(
+        self,
+        which: Which,
+        how: Literal["attach", "not_sent", "pay_again", "give_up"],
+        *,
+        value: Any = None,
+    ) -> Job:
+        """Ends the doubt about a paid call, by your word.
+
+        ``"attach"``: it was made, and `value` is what it gave (for a render at a provider its
+        handle, such as ``{"id": "task-123"}``). ``"not_sent"``: it never arrived, and is made
+        as if for the first time. ``"pay_again"``: make another one, whatever became of it.
+        ``"give_up"``: the job fails. `q.job(n).reason` and `q.events(job=n)` hold the evidence.
+        """
+        job = self.job(which)
+        note = f"by you: {how.replace('_', ' ')}"
+        if how == "attach":
+            return self._attach(job, value, note)
+        if value is not None:
+            raise UsageError(f"resolve(…, {how!r}) takes no value; only 'attach' does")
+        match how:
+            case "not_sent":
+                return self._write(lambda s: s.resolve(job.number, reason=note))
+            case "pay_again":
+                return self._write(lambda s: s.resolve(job.number, is_fresh=True, reason=note))
+            case "give_up":
+                return self._write(lambda s: s.resolve(job.number, to="failed", reason=note))
+        raise UsageError(
+            f"resolve(…, {how!r}): expected 'attach', 'not_sent', 'pay_again' or 'give_up'"
+        )
+
+    def _attach(self, job: Job, value: Any, note: str) -> Job:
+        if value is None:
+            raise UsageError(
+                "resolve(…, 'attach') needs value=…: what the call gave, or the render's handle"
+            )
+        open_steps = [s for s in self.steps(job) if s.state == "intent"]
+        is_render = any(step.name == RENDER for step in open_steps) or not open_steps
+        if not is_render:
+            value_json = codec.dumps(value, "value")
+            return self._write(lambda s: s.resolve(job.number, value_json=value_json, reason=note))
+        handle = {"id": value} if isinstance(value, str) else value
+        handle_json = codec.dumps(handle, "handle")
+        value_json = codec.dumps({"handle": handle}, "value")
+        return self._write(
+            lambda s: s.resolve(
+                job.number, value_json=value_json, handle_json=handle_json, reason=note
+            )
+        )
+
+    def steps(self, which: Which) -> list[Step]:
+        """A job's durable steps: what was sent, with which key, and what came of it."""
+        number = self.job(which).number
+        return self._read(lambda s: s.steps(number))
+
     def prune(
         self, *, older_than: timedelta | float, status: str | Iterable[str] = tuple(TERMINAL)
     ) -> int:
@@ -709,6 +828,14 @@ class Queue:
         if self._is_closed:
             return f"<div>{html.escape(self.path.name)}: closed</div>"
         return self.snapshot()._repr_html_()
+
+
+def _pandas(what: str) -> Any:
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UsageError(f"{what} needs pandas: pip install pandas") from error
+    return pd
 
 
 def _builtin_providers() -> dict[str, Provider]:

@@ -10,11 +10,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import policy
+from . import codec, policy
 from .job import Job, Output
 from .liveness import dead_owner
 from .outputs import OutputFolder
 from .policy import Decision
+from .receipts import Receipts
+from .steps import handle_of
 from .store.base import JobFilter, Store
 
 __all__ = ["Recovered", "recover"]
@@ -28,10 +30,13 @@ class Recovered:
     requeued: int = 0
     failed: int = 0
     cancelled: int = 0
+    in_doubt: int = 0
     owners: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.finished or self.requeued or self.failed or self.cancelled)
+        return bool(
+            self.finished or self.requeued or self.failed or self.cancelled or self.in_doubt
+        )
 
     def __str__(self) -> str:
         parts = []
@@ -43,11 +48,13 @@ class Recovered:
             parts.append(f"{self.failed} failed (they crashed too often)")
         if self.cancelled:
             parts.append(f"{self.cancelled} cancelled as you had asked")
+        if self.in_doubt:
+            parts.append(f"{self.in_doubt} in doubt (they may be paid for)")
         return ", ".join(parts) or "nothing to recover"
 
 
 def recover(
-    store: Store, me: str, runners: Path, outputs: OutputFolder, max_crashes: int
+    store: Store, me: str, runners: Path, outputs: OutputFolder, max_deaths: int
 ) -> Recovered:
     """Takes over the jobs of every runner that is dead. `me` is left alone, the living are too.
 
@@ -61,24 +68,55 @@ def recover(
         with dead_owner(runners, owner, rows.get(owner)) as is_dead:
             if is_dead:
                 owners += 1
-                found += _take_over(store, owner, outputs, max_crashes)
+                found += _take_over(store, owner, outputs, max_deaths)
     return Recovered(
-        found["completed"], found["queued"], found["failed"], found["cancelled"], owners
+        found["completed"],
+        found["queued"],
+        found["failed"],
+        found["cancelled"],
+        found["in_doubt"],
+        owners,
     )
 
 
-def _take_over(store: Store, owner: str, outputs: OutputFolder, max_crashes: int) -> Counter[str]:
+def _take_over(store: Store, owner: str, outputs: OutputFolder, max_deaths: int) -> Counter[str]:
     # Files are hashed before the transaction, which holds up every writer; nobody else
     # moves the jobs meanwhile, for the caller holds the dead owner's lock.
     left = store.jobs(JobFilter(status=("running",), owner=owner))
     finished = {job.number: outputs.recover(job) for job in left}
+    doubts = {job.number: doubtful_step(store, job, outputs.receipts) for job in left}
 
     def decide(job: Job) -> tuple[Decision, tuple[Output, ...]]:
         result_json, made = finished.get(job.number) or (None, ())
-        return policy.reclaim_decision(job, result_json, max_crashes), made
+        doubt = doubts.get(job.number)
+        return policy.reclaim_decision(job, result_json, max_deaths, doubt), made
 
     ends = store.reclaim(owner, decide)
     for job in left:
         outputs.forget(job.id, job.fence)
         outputs.discard_parts(job.id, job.fence)
     return ends
+
+
+def doubtful_step(store: Store, job: Job, receipts: Receipts) -> str | None:
+    """The paid step of a job whose end nobody told, by name; None if there is none.
+
+    One that has a receipt is repaired on the way.
+    """
+    open_steps = [
+        step
+        for step in store.steps(job.number)
+        if step.is_paid and step.state == "intent" and step.generation == job.generation
+    ]
+    kept = receipts.find({step.key for step in open_steps})
+    doubtful = None
+    for step in open_steps:
+        if step.key not in kept:
+            doubtful = step.name
+            continue
+        value_json = kept[step.key]
+        handle = handle_of(step.name, codec.loads(value_json))
+        store.repair_step(
+            step, value_json, None if handle is None else codec.dumps(handle, "handle")
+        )
+    return doubtful

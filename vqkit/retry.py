@@ -19,7 +19,8 @@ class Retry:
     the wait is drawn evenly from zero to that bound, with ``"equal"`` from its upper half,
     with ``"none"`` it is the bound (the names are those of the AWS Architecture Blog,
     "Exponential Backoff And Jitter"). `max_crashes` bounds how often a job may take its
-    worker down with it, however many attempts it has left.
+    worker process down with it, however many attempts it has left; `max_deaths` how often
+    the whole process may die while the job is at work, which is rarely the job's fault.
     """
 
     max_attempts: int = 3
@@ -28,12 +29,15 @@ class Retry:
     factor: float = 2.0
     jitter: Literal["full", "equal", "none"] = "full"
     max_crashes: int = 3
+    max_deaths: int = 25
 
     def __post_init__(self) -> None:
         if isinstance(self.max_attempts, bool) or self.max_attempts < 1:
             raise UsageError(f"Retry(max_attempts={self.max_attempts!r}): expected 1 or more")
         if isinstance(self.max_crashes, bool) or self.max_crashes < 1:
             raise UsageError(f"Retry(max_crashes={self.max_crashes!r}): expected 1 or more")
+        if isinstance(self.max_deaths, bool) or self.max_deaths < 1:
+            raise UsageError(f"Retry(max_deaths={self.max_deaths!r}): expected 1 or more")
         if not 0 <= self.base_s <= self.max_s < float("inf"):
             raise UsageError(
                 f"Retry(base_s={self.base_s!r}, max_s={self.max_s!r}): expected"

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import codec, html
-from .clock import iso
+from .clock import iso, local_text
 from .job import STATUSES, Account, Event, Job
+from .policy import FOR_EVER_MS
 from .store.base import JobFilter, Runner
 from .store.sqlite import SqliteStore
 
@@ -26,7 +27,10 @@ LOG_BYTES_WARNING = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class AccountView:
-    """An account as a screen shows it: slots, what it brought to an end, why it rests."""
+    """An account as a screen shows it: slots, what it brought to an end, why it rests.
+
+    `spent` (what is set aside included) and `budget` are dollars; None where it has no price.
+    """
 
     name: str
     provider: str
@@ -35,6 +39,8 @@ class AccountView:
     completed: int
     failed: int
     why_not: str | None = None
+    spent: float | None = None
+    budget: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class Snapshot:
             words.append("paused")
         elif self.eta_s is not None:
             words.append(f"about {duration_text(self.eta_s)} left")
+        elif self.counts["queued"] and self.accounts and all(a.why_not for a in self.accounts):
+            words.append("every account rests, see why below")
         elif self.counts["queued"] and not any(r.is_alive for r in self.runners):
             words.append("nothing is running it: q.run() or vqkit run goes on")
         return ", ".join(words)
@@ -115,6 +123,9 @@ class Snapshot:
         lines = [self.headline]
         for a in self.accounts:
             rest = f" — {a.why_not}" if a.why_not else ""
+            if a.spent is not None:
+                of = f" of ${a.budget:,.2f}" if a.budget is not None else ""
+                rest = f", ${a.spent:,.2f}{of} spent{rest}"
             lines.append(
                 f"  {a.name} ({a.provider}): {a.live} of {a.capacity} slots busy,"
                 f" {a.completed} done, {a.failed} failed{rest}"
@@ -154,6 +165,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         live, ends = store.live_counts(), store.account_counts()
         runners = store.runners()
         accounts = store.accounts()
+        used_up, money = store.used_up(accounts, now_ms), store.money(now_ms)
         events = store.events(limit=RATE_EVENTS, newest=True)
         running = store.jobs(JobFilter(status=("running",), limit=50))
         failed = store.jobs(JobFilter(status=("failed",), limit=LIST_LENGTH, newest=True))
@@ -161,7 +173,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         paused = bool(store.setting("paused"))
         log_bytes = store.log_bytes()
     views = tuple(RunnerView(r.id, r.pid, r.host, r.state, r.error, is_alive(r)) for r in runners)
-    why = _why(runners, views)
+    why = _why(runners, views) | used_up | _rests(accounts, now_ms)
     account_views = tuple(
         AccountView(
             a.name,
@@ -170,11 +182,16 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
             live.get(a.name, 0),
             ends.get(a.name, {}).get("completed", 0),
             ends.get(a.name, {}).get("failed", 0),
-            "paused by you" if not a.is_enabled else why.get(a.name),
+            why.get(a.name),
+            sum(money[a.name][:2]) / 1e6 if "price" in a.limits else None,
+            a.limits["budget"] / 1e6 if "budget" in a.limits else None,
         )
         for a in accounts
     )
-    per_minute = _per_minute(events, now_ms)
+    since_ms = min(
+        (r.started_ms for r, v in zip(runners, views, strict=True) if v.is_alive), default=0
+    )
+    per_minute = _per_minute(events, now_ms, since_ms)
     left = counts["queued"] + counts["running"]
     is_moving = per_minute and left and not paused and any(v.is_alive for v in views)
     notes = [f"process {v.pid}: {v.trouble}" for v in views if v.trouble]
@@ -190,7 +207,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         accounts=account_views,
         runners=views,
         running=tuple(running),
-        failed=tuple(failed[::-1]),
+        failed=tuple(failed),
         events=tuple(events[-LIST_LENGTH:]),
         waiting=tuple(_unserved(lanes, accounts)),
         is_paused=paused,
@@ -209,6 +226,19 @@ def _why(runners: list[Runner], views: tuple[RunnerView, ...]) -> dict[str, str]
     return why
 
 
+def _rests(accounts: list[Account], now_ms: int) -> dict[str, str]:
+    """Why accounts rest that are paused or parked, and until when."""
+    why = {}
+    for a in accounts:
+        until_ms = a.parked_until_ms or 0
+        if not a.is_enabled:
+            why[a.name] = "paused by you"
+        elif until_ms > now_ms:
+            ends = f", until {local_text(until_ms, now_ms)}" if until_ms < FOR_EVER_MS else ""
+            why[a.name] = f"parked{ends}: {a.parked_reason}"
+    return why
+
+
 def _unserved(lanes: list[str], accounts: list[Account]) -> list[str]:
     """Sentences about jobs that no account there is can take."""
     told = []
@@ -223,12 +253,11 @@ def _unserved(lanes: list[str], accounts: list[Account]) -> list[str]:
     return told
 
 
-def _per_minute(events: list[Event], now_ms: int) -> float | None:
-    """Jobs brought to an end per minute, over the newest of them."""
+def _per_minute(events: list[Event], now_ms: int, since_ms: int) -> float | None:
+    """Jobs brought to an end per minute, over the newest of them since a pump began."""
+    from_ms = max(since_ms, now_ms - RATE_WINDOW_MS)
     ends = [
-        e.at_ms
-        for e in events
-        if e.type in ("job.completed", "job.failed") and e.at_ms > now_ms - RATE_WINDOW_MS
+        e.at_ms for e in events if e.type in ("job.completed", "job.failed") and e.at_ms > from_ms
     ]
     if len(ends) < 3 or ends[-1] <= ends[0]:
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +21,32 @@ RESULT_BYTES_MAX = 1024 * 1024  # pages of 500 rows are read at once
 class Notes:
     """The pump's end of an attempt's channel: a place for notes, and the cancel flag.
 
-    `post` may be called from any thread.
+    `post` and `call` may be used from any thread but the pump's own. `steps` does what is
+    asked of the job's steps, on the pump's loop.
     """
 
-    def __init__(self, deliver: Callable[[str, dict[str, Any]], None]) -> None:
-        self._deliver = deliver
+    def __init__(
+        self,
+        deliver: Callable[[str, dict[str, Any]], None],
+        steps: Callable[..., Coroutine[Any, Any, Any]] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._deliver, self._steps, self._loop = deliver, steps, loop
         self._cancelled = False
+
+    async def acall(self, verb: str, **arguments: Any) -> Any:
+        """Does something with the job's steps."""
+        assert self._steps is not None
+        return await self._steps(verb, **arguments)
+
+    def begin_call(self, verb: str, **arguments: Any) -> Future[Any]:
+        """Begins the same from another thread; the future tells its end."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self.acall(verb, **arguments), self._loop)
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        """The same, waited for."""
+        return self.begin_call(verb, **arguments).result()
 
     def post(self, verb: str, change: dict[str, Any]) -> None:
         """Hands on a stage or a log line."""

@@ -22,7 +22,7 @@ class AsyncExecutor:
     can_stop = True
 
     async def run(self, work: Work) -> Returned:
-        active = ActiveJob(work.job, work.notes, work.folder, work.credential)
+        active = ActiveJob(work.job, work.notes, work.folder, work.credential, is_async=True)
         try:
             value = await work.handler(active)
         except (SystemExit, KeyboardInterrupt) as error:

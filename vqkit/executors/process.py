@@ -13,7 +13,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 from ..attempt import ActiveJob, frames_of, message_of
@@ -105,8 +107,11 @@ class _Worker:
     """One worker process: a loky pool of one, and a pipe for notes."""
 
     def __init__(self) -> None:
+        from multiprocessing import resource_tracker as trackers
+
         from loky import ProcessPoolExecutor
-        from loky.backend import get_context
+        from loky.backend import get_context, resource_tracker
+        from loky.process_executor import BrokenProcessPool
 
         context = get_context("loky")
         self._pipe, self._child_end = context.Pipe(duplex=True)
@@ -118,7 +123,17 @@ class _Worker:
         )
         self._notes: tuple[Tag, Notes] | None = None
         self._seen_end: tuple[Tag, Callable[[], object]] | None = None
-        self._pid = int(self._pool.submit(os.getpid).result())
+        # Until it ignores interrupts, a Ctrl-C of the terminal would kill the starting worker:
+        # it inherits the block. The trackers are there already, for starting them lifts it.
+        trackers.ensure_running()
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._pid = int(self._pool.submit(os.getpid).result())
+        except BrokenProcessPool as error:
+            raise WorkerDied("a worker process ended while it was starting") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         threading.Thread(target=self._listen, name="vqkit-worker-notes", daemon=True).start()
 
     async def run(self, work: Work) -> Returned:
@@ -155,8 +170,18 @@ class _Worker:
                 if self._seen_end is not None and self._seen_end[0] == tag:
                     with contextlib.suppress(RuntimeError):  # the loop has ended
                         self._seen_end[1]()
-            elif self._notes is not None and self._notes[0] == tag:
+            elif self._notes is None or self._notes[0] != tag:
+                continue
+            elif verb == "call":
+                self._notes[1].begin_call(**change).add_done_callback(self._answer)
+            else:
                 self._notes[1].post(verb, change)
+
+    def _answer(self, done: Future[Any]) -> None:
+        """Tells the worker what became of a call about its job's steps."""
+        error = done.exception()
+        with contextlib.suppress(OSError):  # the worker is gone: its flight hears of that
+            self._pipe.send((False, error) if error is not None else (True, done.result()))
 
     def is_alive(self) -> bool:
         """False once the process is gone. Looks only; loky fetches its exit status."""
@@ -178,6 +203,8 @@ class _Worker:
 
 _pipe: Connection | None = None
 _sending = threading.Lock()
+_calling = threading.Lock()
+_answers: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
 
 def _begin_worker(pipe: Connection) -> None:
@@ -186,14 +213,16 @@ def _begin_worker(pipe: Connection) -> None:
     with contextlib.suppress(OSError):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, name="vqkit-watch-parent", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """The parent never writes: the pipe can only end, when the parent is gone."""
+    """Takes the parent's answers; when the pipe ends, the parent is gone, and so are we."""
     with contextlib.suppress(EOFError, OSError):
         assert _pipe is not None
-        _pipe.recv()
+        while True:
+            _answers.put(_pipe.recv())
     os.killpg(0, signal.SIGKILL)
 
 
@@ -210,6 +239,17 @@ class _PipeChannel:
 
     def is_cancelled(self) -> bool:
         return False
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        with _calling:
+            self.post("call", {"verb": verb, **arguments})
+            is_good, answer = _answers.get()
+        if not is_good:
+            raise answer
+        return answer
+
+    async def acall(self, verb: str, **arguments: Any) -> Any:
+        return self.call(verb, **arguments)
 
 
 def _work(

@@ -85,6 +85,7 @@ def specs(
 
 
 def _specs(table: Table, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
+    prompt = next((name for name in table.columns if name.lower() == "prompt"), None)
     rows_of_keys: dict[str, int] = {}
     seen: set[int] = set()  # 60 bits of each content: a million rows take 100 MB as text
     repeats: dict[str, int] = {}
@@ -94,6 +95,8 @@ def _specs(table: Table, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
             continue
         try:
             spec = spec_of(item, base)
+            if prompt is not None and prompt not in spec.payload:
+                raise UsageError(f"its {prompt} is blank")
         except UsageError as error:
             yield RowProblem(item.number, str(error), table.source)
             continue

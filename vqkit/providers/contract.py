@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..errors import VqkitError
+from ..errors import ProviderError, ProviderErrorKind
 
 __all__ = [
     "AccountKey",
@@ -47,48 +47,6 @@ Idempotency = Literal["replay", "replay_blind", "reject", "client_id", "tag", "l
 State = Literal[
     "queued", "throttled", "running", "succeeded", "failed", "cancelled", "expired", "not_found"
 ]
-ProviderErrorKind = Literal[
-    "invalid",  # the request is wrong: failing again is certain
-    "moderated",  # the provider will not render this
-    "auth",  # the key is not, or no longer, accepted
-    "no_funds",  # the account's balance is used up
-    "quota",  # the account's allowance for the day or month is used up
-    "rate",  # too many requests: not before `retry_after_s`
-    "concurrency",  # too many renders at once on this account
-    "not_sent",  # it certainly did not reach the provider (no name, refused, TLS)
-    "unknown",  # it may have: a time-out or reset after sending, a 5xx
-    "render_failed",  # the render ended badly
-    "result_gone",  # the link to the result does not work (any more)
-    "key_reused",  # idempotency `reject`: this key has been used before
-    "provider_gone",  # the model or the whole provider was retired
-]
-
-
-class ProviderError(VqkitError):
-    """Something a provider said, or did not say. `kind` decides what vqkit does about it.
-
-    `retry_after_s` is the provider's own word, however long; `is_billed` is None where
-    nobody knows.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        kind: ProviderErrorKind = "unknown",
-        *,
-        retry_after_s: float | None = None,
-        is_billed: bool | None = None,
-        **facts: Any,
-    ) -> None:
-        super().__init__(
-            message, kind=kind, retry_after_s=retry_after_s, is_billed=is_billed, **facts
-        )
-
-    @property
-    def kind(self) -> ProviderErrorKind:
-        """One of `ProviderErrorKind`."""
-        kind: ProviderErrorKind = self.facts["kind"]
-        return kind
 
 
 @dataclass(frozen=True, slots=True)

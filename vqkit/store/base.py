@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .. import codec, lifecycle, policy, secrets
 from ..clock import Clock
 from ..errors import LifecycleError, StaleFence, UnknownName
-from ..job import Account, Added, Attempt, Event, Job, Output
+from ..job import Account, Added, Attempt, Event, Job, Output, Step
+from ..outcome import Bill, Effect
 from ..secrets import redact, redact_json
 
 __all__ = ["Claim", "JobFilter", "Runner", "Store", "Transition", "TurnResult"]
 
+MINUTE_MS = 60_000
 PUT_CHUNK = 1000
 EXPIRE_CHUNK = 500
 DELETE_CHUNK = 500
@@ -41,6 +44,8 @@ class Transition(NamedTuple):
     change: Mapping[str, Any] = MappingProxyType({})
     outcome: str | None = None
     outputs: tuple[Output, ...] = ()
+    effect: Effect | None = None
+    bill: Bill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,8 @@ class Store(ABC):
             accounts = self.accounts()
             why = {a.name: reason for a in accounts if (reason := claim.why_not(a))}
             able = [a for a in accounts if a.name not in why]
+            why |= self.used_up(able, now_ms)
+            able = [a for a in able if a.name not in why]
             claimed: list[Job] = []
             is_limited = False
             if able and not is_paused:
@@ -200,7 +207,10 @@ class Store(ABC):
                 why=why,
                 accounts=tuple(accounts),
                 is_paused=is_paused,
-                next_ms=min((t for t in (*parked, self._next_due_ms()) if t), default=None),
+                next_ms=min(
+                    (t for t in (*parked, *_next_minutes(accounts), self._next_due_ms()) if t),
+                    default=None,
+                ),
                 is_limited=is_limited,
             )
 
@@ -214,6 +224,8 @@ class Store(ABC):
         outputs: list[Output] = []
         stale: list[Transition] = []
         repeated: list[Transition] = []
+        effects: list[tuple[str, Effect]] = []
+        good: set[str] = set()
         for t in transitions:
             before, job = pairs.get(t.job) or (found[t.job],) * 2 if t.job in found else (None,) * 2
             if job is None or before is None:  # pruned meanwhile
@@ -235,12 +247,73 @@ class Store(ABC):
             outputs.extend(t.outputs)
             if t.outcome is not None:
                 word = "cancelled" if after.status == "cancelled" else t.outcome
-                ends.append(_ended(job, t.fence, now_ms, word, t.change.get("error_json")))
+                error_json = t.change.get("error_json")
+                ends.append(_ended(job, t.fence, now_ms, word, error_json, t.bill))
+            if t.effect is not None and job.account is not None:
+                effects.append((job.account, t.effect))
+            elif t.verb == "complete" and job.account is not None:
+                good.add(job.account)
         self._write(list(pairs.values()))
-        self._end_attempts(ends)
+        self._end(ends, now_ms)
         self._insert_outputs(outputs)
+        events += self._affect(effects, good, now_ms)
         self._record(events)
         return stale, repeated
+
+    def used_up(self, able: Sequence[Account], now_ms: int) -> dict[str, str]:
+        """Why accounts rest whose budget does not allow one more job; it pauses, nothing fails."""
+        if not any("price" in a.limits for a in able):
+            return {}
+        pots = self._pots({}, now_ms)
+        why = {}
+        for a in able:
+            for pot, price in policy.pots_of(a, pots.keys()):
+                if pot.startswith("budget") and pots[pot] < price:
+                    why[a.name] = policy.used_up_text(pot, pots[pot], price)
+        return why
+
+    def _end(self, ends: Sequence[Attempt], now_ms: int) -> None:
+        """Ends attempts, and counts what they cost."""
+        self._end_attempts(ends)
+        spent: Counter[tuple[str, str, str]] = Counter()
+        for end in ends:
+            if end.cost_microusd:
+                spent["money", end.account, "spent"] += end.cost_microusd
+                spent["money", end.account, day_of(now_ms)] += end.cost_microusd
+        self._count(spent)
+
+    def _affect(
+        self, effects: Sequence[tuple[str, Effect]], good: Set[str], now_ms: int
+    ) -> list[Event]:
+        """What attempts' ends mean for their accounts; a good one ends a row of refusals."""
+        before = {account.name: account for account in self.accounts()}
+        after = dict(before)
+        live = self.live_counts() if effects else {}
+        for name in good & before.keys():
+            limits = codec.loads(after[name].limits_json)
+            if limits.pop("moderated", 0):
+                after[name] = replace(after[name], limits_json=codec.encode(limits))
+        for name, effect in effects:
+            for account in list(after.values()):
+                is_meant = account.name == name or (
+                    effect.is_for_provider and account.provider == before[name].provider
+                )
+                if is_meant:
+                    taken = live.get(account.name, 0) + 1  # the refused one has just been let go
+                    after[account.name] = policy.affected(account, effect, taken, now_ms)
+        changed = [a for name, a in after.items() if a != before[name]]
+        for account in changed:
+            self._write_account(account)
+        return [
+            Event(
+                "account.parked",
+                at_ms=now_ms,
+                level="warning",
+                data_json=codec.dumps({"name": a.name, "reason": redact(a.parked_reason or "")}),
+            )
+            for a in changed
+            if a.parked_until_ms != before[a.name].parked_until_ms
+        ]
 
     def _keep_late(self, t: Transition, now_ms: int) -> Event:
         """A result that came too late to count is kept with its attempt, files and all."""
@@ -254,8 +327,14 @@ class Store(ABC):
 
     def _claim(self, claim: Claim, able: Sequence[Account], now_ms: int) -> tuple[list[Job], bool]:
         live = self.live_counts()
+        pots = self._pots(live, now_ms)
         slots = [
-            policy.Slots(a.name, a.provider, policy.free_slots(a.capacity, live.get(a.name, 0)))
+            policy.Slots(
+                a.name,
+                a.provider,
+                policy.free_slots(policy.capacity_now(a, now_ms), live.get(a.name, 0)),
+                policy.pots_of(a, pots.keys()),
+            )
             for a in able
         ]
         wanted: Counter[str] = Counter()
@@ -268,29 +347,85 @@ class Store(ABC):
             for lane, n in wanted.items()
             if n > 0
         }
-        grants = policy.assign(slots, waiting)
+        grants = policy.assign(slots, waiting, pots)
         is_limited = len(grants) > claim.limit
         grants = grants[: claim.limit]
         found = self._jobs_by_number({g.number for g in grants})
         pairs, events, attempts = [], [], []
+        prices = {a.name: int(a.limits.get("price", 0)) for a in able}
         for grant in grants:
             before = found[grant.number]
             if before.expires_ms is not None and before.expires_ms <= now_ms:
                 continue  # more fell due than one turn puts away; the next one does
-            after, event = lifecycle.apply(
-                before, "claim", now_ms, owner=claim.owner, account=grant.account
-            )
+            change: dict[str, Any] = {"owner": claim.owner, "account": grant.account}
+            if prices[grant.account] and not before.is_open:
+                change["reserve"] = prices[grant.account]
+            after, event = lifecycle.apply(before, "claim", now_ms, **change)
             pairs.append((before, after))
             events.append(event)
             attempts.append(
                 Attempt(
-                    after.number, after.fence, after.attempt, grant.account, claim.owner, now_ms
+                    *(after.number, after.fence, after.attempt, grant.account, claim.owner),
+                    now_ms,
+                    generation=after.generation,
+                    reserved_microusd=after.reserved_microusd,
                 )
             )
         self._write(pairs)
         self._insert_attempts(attempts)
+        self._use_minutes(able, [(b, a) for b, a in pairs if not b.is_open], now_ms)
         self._record(events)
         return [after for _, after in pairs], is_limited
+
+    def _pots(self, live: Mapping[str, int], now_ms: int) -> dict[str, int]:
+        """What is left now of everything that accounts share or use up."""
+        accounts = self.accounts()
+        pots: dict[str, int] = {}
+        money = self.money(now_ms)
+        for a in accounts:
+            limits = a.limits
+            if "group" in limits:
+                group = f"group:{limits['group']}"
+                members = [b for b in accounts if b.limits.get("group") == limits["group"]]
+                taken = sum(live.get(b.name, 0) for b in members)
+                pots[group] = min(b.capacity for b in members) - taken
+            if "per_minute" in limits:
+                is_new = now_ms - limits.get("minute_ms", 0) >= MINUTE_MS
+                used = 0 if is_new else limits.get("used", 0)
+                pots[f"minute:{a.name}"] = limits["per_minute"] - used
+            if "budget" in limits:
+                pots[f"budget:{a.name}"] = limits["budget"] - sum(money[a.name][:2])
+        if (budget := self.setting("budget_microusd")) is not None:
+            pots["budget"] = budget - sum(sum(m[:2]) for m in money.values())
+        if (budget := self.setting("budget_day_microusd")) is not None:
+            pots["budget:day"] = budget - sum(m[1] + m[2] for m in money.values())
+        return pots
+
+    def money(self, now_ms: int) -> dict[str, tuple[int, int, int]]:
+        """{account: (spent ever, reserved now, spent today)}, in micro-dollars."""
+        kept, today = self._kept_counts(), day_of(now_ms)
+        return {
+            a.name: (
+                kept.get(("money", a.name, "spent"), 0),
+                kept.get(("money", a.name, "reserved"), 0),
+                kept.get(("money", a.name, today), 0),
+            )
+            for a in self.accounts()
+        }
+
+    def _use_minutes(
+        self, able: Sequence[Account], claimed: Sequence[tuple[Job, Job]], now_ms: int
+    ) -> None:
+        """Counts what accounts with a limit of requests per minute have used of this one."""
+        used = Counter(after.account for _, after in claimed)
+        for a in able:
+            limits = a.limits
+            if "per_minute" not in limits or not used[a.name]:
+                continue
+            if now_ms - limits.get("minute_ms", 0) >= MINUTE_MS:
+                limits |= {"minute_ms": now_ms, "used": 0}
+            limits["used"] += used[a.name]
+            self._write_account(replace(a, limits_json=codec.encode(limits)))
 
     def _expire_due(self, now_ms: int) -> None:
         due = self._expired(now_ms, EXPIRE_CHUNK)
@@ -354,13 +489,135 @@ class Store(ABC):
                 outputs.extend(made)
                 word = "completed" if after.status == "completed" else "reclaimed"
                 error_json = decision.change.get("error_json")
-                ends.append(_ended(job, job.fence, now_ms, word, error_json))
+                bill = policy.reclaim_bill(job, after)
+                ends.append(_ended(job, job.fence, now_ms, word, error_json, bill))
             self._write(pairs)
-            self._end_attempts(ends)
+            self._end(ends, now_ms)
             self._insert_outputs(outputs)
             self._record(events)
             self._delete_runner(owner)
         return Counter(after.status for _, after in pairs)
+
+    def begin_step(
+        self, number: int, fence: int, name: str, *, is_paid: bool, request_json: str | None
+    ) -> tuple[Step, bool]:
+        """Begins a step, or gives the one that is there, and whether an earlier attempt began it.
+
+        A paid step is on record as an intent, with its key, before it is done. One that is
+        there already as an intent was begun by an attempt that never told its end. Raises
+        StaleFence for whoever no longer holds the job.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            after, event = lifecycle.apply(job, "begin", now_ms, fence, name=name)
+            for step in self.steps(number):
+                if (step.generation, step.name) == (job.generation, name):
+                    return step, step.fence != fence
+            key = step_key(job, name)
+            fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
+            step = Step(*fields, request_json, None, now_ms)
+            if is_paid:
+                self._write([(job, after)])
+                self._write_step(step)
+                self._record([event])
+        return step, False
+
+    def end_step(
+        self, step: Step, fence: int, value_json: str, handle_json: str | None = None
+    ) -> None:
+        """Keeps what a step gave. With `handle_json` it opened a render at its account."""
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(step.job)
+            change = {"name": step.name}
+            if handle_json is not None:
+                change["handle_json"] = handle_json
+            after, event = lifecycle.apply(job, "step", now_ms, fence, **change)
+            self._write([(job, after)])
+            self._write_step(_done(step, value_json, now_ms))
+            self._record([event])
+
+    def repair_step(self, step: Step, value_json: str, handle_json: str | None) -> None:
+        """Keeps what a receipt says a step gave, for an attempt that did not live to say it.
+
+        The caller holds the dead owner's lock, or the job is in doubt.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(step.job)
+            if handle_json is not None:
+                after = job._replace(handle_json=handle_json, updated_ms=now_ms)
+                self._write([(job, after)])
+            self._write_step(_done(step, value_json, now_ms))
+            data = codec.dumps({"name": step.name, "from": "receipt"})
+            self._record([Event("job.step_done", job.number, now_ms, data_json=data)])
+
+    def drop_step(self, step: Step, fence: int) -> None:
+        """Takes an intent back: it certainly was not done."""
+        with self.transaction():
+            lifecycle.apply(self.job(step.job), "begin", self.clock.now_ms(), fence)
+            self._delete_step(step)
+
+    def resolve(
+        self,
+        number: int,
+        *,
+        to: str = "queued",
+        value_json: str | None = None,
+        handle_json: str | None = None,
+        is_fresh: bool = False,
+        reason: str | None = None,
+    ) -> Job:
+        """Ends a job's doubt, by the user's or the provider's word, and returns the job.
+
+        With `value_json` the step in doubt is done and gave that; with `handle_json` its
+        render is open. Without either it was not sent, or with `is_fresh` another one is
+        to be made; `to="failed"` gives up.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
+            if handle_json is not None:
+                change["handle_json"] = handle_json
+            after, event = lifecycle.apply(job, "resolve", now_ms, **change)
+            for step in self.steps(number):
+                if step.state == "intent" and step.generation == job.generation:
+                    if value_json is not None:
+                        self._write_step(_done(step, value_json, now_ms))
+                    elif not is_fresh and to == "queued":
+                        self._delete_step(step)
+            self._write([(job, after)])
+            self._record([event])
+            if handle_json is None and value_json is None:
+                was_not_sent = to == "queued" and not is_fresh
+                spent = Bill("unknown", job.reserved_microusd)
+                self._settle_doubt(job, now_ms, Bill("not billed", 0) if was_not_sent else spent)
+        return after
+
+    def _settle_doubt(self, job: Job, now_ms: int, bill: Bill) -> None:
+        """Writes down what the doubtful attempts of this render cost."""
+        doubtful = [
+            a
+            for a in self.attempts(job.number)
+            if a.generation == job.generation and a.money is None and a.finished_ms is not None
+        ]
+        for i, a in enumerate(doubtful):
+            cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
+            self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
+
+    def close_render(self, number: int, note: str) -> None:
+        """Forgets the open render of a finished job: its provider has been told, or is done."""
+        with self.transaction():
+            job = self.job(number)
+            if job.is_terminal and job.is_open:
+                closed = job._replace(handle_json=None, updated_ms=self.clock.now_ms())
+                self._write([(job, closed)])
+                data = codec.dumps({"note": note})
+                self._record(
+                    [Event("job.render_closed", number, self.clock.now_ms(), data_json=data)]
+                )
 
     def prune(
         self, finished_before_ms: int, statuses: Sequence[str], *, at_most: int | None = None
@@ -432,7 +689,7 @@ class Store(ABC):
             off = {
                 name: (kept.get(name, 0), true.get(name, 0))
                 for name in kept.keys() | true.keys()
-                if kept.get(name, 0) != true.get(name, 0)
+                if kept.get(name, 0) != true.get(name, 0) and not _is_spending(name)
             }
             if repair and off:
                 self._count(Counter({name: true_n - n for name, (n, true_n) in off.items()}))
@@ -520,7 +777,7 @@ class Store(ABC):
 
     @abstractmethod
     def jobs(self, chosen: JobFilter) -> list[Job]:
-        """The chosen jobs in the order they were put."""
+        """The chosen jobs in the order they were put, or newest first where that is asked."""
 
     @abstractmethod
     def iter_jobs(self, chosen: JobFilter) -> Iterator[list[Job]]:
@@ -539,6 +796,18 @@ class Store(ABC):
     @abstractmethod
     def outputs(self, job: int | None = None) -> list[Output]:
         """Finished files, of one job or all."""
+
+    @abstractmethod
+    def steps(self, job: int) -> list[Step]:
+        """A job's steps, in the order they were begun."""
+
+    @abstractmethod
+    def paid_values(self, account: str) -> list[str]:
+        """What the paid steps of this account's jobs gave, as JSON."""
+
+    @abstractmethod
+    def stray_renders(self) -> list[Job]:
+        """Jobs that are over and whose render is still open at its provider."""
 
     @abstractmethod
     def accounts(self) -> list[Account]:
@@ -611,6 +880,10 @@ class Store(ABC):
     @abstractmethod
     def _insert_outputs(self, outputs: Sequence[Output]) -> None: ...
     @abstractmethod
+    def _write_step(self, step: Step) -> None: ...
+    @abstractmethod
+    def _delete_step(self, step: Step) -> None: ...
+    @abstractmethod
     def _count(self, delta: Mapping[tuple[str, str, str], int]) -> None: ...
     @abstractmethod
     def _kept_counts(self) -> dict[tuple[str, str, str], int]: ...
@@ -637,12 +910,24 @@ def _with_payload_of(found: Job, job: Job, now_ms: int) -> Job:
     )
 
 
+def step_key(job: Job, name: str) -> str:
+    """The idempotency key of a step: the same at every try, new with each generation."""
+    return f"vqkit-{codec.content_hash(job.id, job.generation, name)}"
+
+
+def _done(step: Step, value_json: str, now_ms: int) -> Step:
+    return step._replace(state="done", value_json=redact(value_json), ended_ms=now_ms)
+
+
 def _origin(job: Job) -> str:
     origin = {"source": job.source, "row": job.row, "batch": job.batch}
     return codec.dumps({name: value for name, value in origin.items() if value is not None})
 
 
-def _ended(job: Job, fence: int, now_ms: int, word: str, error_json: str | None) -> Attempt:
+def _ended(
+    job: Job, fence: int, now_ms: int, word: str, error_json: str | None, bill: Bill | None
+) -> Attempt:
+    money, cost = (None, None) if bill is None else bill
     return Attempt(
         job.number,
         fence,
@@ -653,6 +938,8 @@ def _ended(job: Job, fence: int, now_ms: int, word: str, error_json: str | None)
         now_ms,
         word,
         None if error_json is None else redact_json(error_json),
+        cost_microusd=cost,
+        money=money,
     )
 
 
@@ -666,7 +953,30 @@ def _tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
         for job in jobs
         if job.status in ("completed", "failed") and job.account is not None
     )
+    for job in jobs:
+        if job.reserved_microusd and job.account is not None:
+            tally["money", job.account, "reserved"] += job.reserved_microusd
     return tally
+
+
+def _is_spending(name: tuple[str, str, str]) -> bool:
+    """What was spent stays counted when the attempts it was spent on are pruned."""
+    return name[0] == "money" and name[2] != "reserved"
+
+
+def _next_minutes(accounts: Sequence[Account]) -> list[int]:
+    """When accounts that have used up their minute may go on."""
+    found = [a.limits for a in accounts if "per_minute" in a.limits]
+    return [
+        limits["minute_ms"] + MINUTE_MS
+        for limits in found
+        if limits.get("used", 0) >= limits["per_minute"]
+    ]
+
+
+def day_of(ms: int) -> str:
+    """The day of a moment, UTC, as the counters name it."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("day:%Y-%m-%d")
 
 
 def _redacted_event(event: Event) -> Event:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import sys
+import time
 from pathlib import Path
 
 from ..errors import StoreReadOnly
@@ -25,6 +26,7 @@ __all__ = [
     "unsafe_place",
 ]
 
+TRY_AGAIN_S = 0.01
 BALLAST_BYTES = 4 * 1024 * 1024
 
 UNSAFE_FILESYSTEMS = {
@@ -141,10 +143,14 @@ class WriteMutex:
                 path=str(self.path),
             ) from error
 
-    def acquire(self) -> None:
-        """Waits for its turn, however long."""
+    def acquire(self, timeout_s: float | None = None) -> bool:
+        """Waits for its turn, however long, or at most so long: False if it did not come."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if end_s is None:
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+            elif not self._try_until(end_s):
+                return False
             try:
                 if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
                     break
@@ -156,6 +162,18 @@ class WriteMutex:
         # A full disk must not keep anybody from writing the pid of four digits.
         with contextlib.suppress(OSError):
             os.pwrite(self._fd, b"%-10d\n" % os.getpid(), 0)
+        return True
+
+    def _try_until(self, end_s: float) -> bool:
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end_s:
+                    return False
+                time.sleep(TRY_AGAIN_S)  # flock has no time-out of its own
+            else:
+                return True
 
     def release(self) -> None:
         """Lets the next one in."""

@@ -38,10 +38,13 @@ CREATE TABLE jobs (
     progress REAL,
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     crashes INTEGER NOT NULL DEFAULT 0 CHECK (crashes >= 0),
+    deaths INTEGER NOT NULL DEFAULT 0 CHECK (deaths >= 0),
     fence INTEGER NOT NULL DEFAULT 0 CHECK (fence >= 0),
     owner TEXT,
     account TEXT,
+    generation INTEGER NOT NULL DEFAULT 0 CHECK (generation >= 0),
     handle TEXT CHECK (handle IS NULL OR json_valid(handle)),
+    reserved_microusd INTEGER NOT NULL DEFAULT 0 CHECK (reserved_microusd >= 0),
     result TEXT CHECK (result IS NULL OR json_valid(result)),
     error TEXT CHECK (error IS NULL OR json_valid(error)),
     reason TEXT,
@@ -70,6 +73,7 @@ CREATE INDEX jobs_expiring ON jobs (expires_ms)
 CREATE INDEX jobs_live ON jobs (account) WHERE status = 'running' OR is_open = 1;
 CREATE INDEX jobs_owned ON jobs (owner, cancel_requested) WHERE status = 'running';
 CREATE INDEX jobs_failed ON jobs (number) WHERE status = 'failed';
+CREATE INDEX jobs_in_doubt ON jobs (number) WHERE status = 'in_doubt';
 
 CREATE TABLE attempts (
     job INTEGER NOT NULL,
@@ -82,6 +86,10 @@ CREATE TABLE attempts (
     outcome TEXT,
     error TEXT,
     late_result TEXT,
+    generation INTEGER NOT NULL DEFAULT 0,
+    reserved_microusd INTEGER NOT NULL DEFAULT 0,
+    cost_microusd INTEGER,
+    money TEXT CHECK (money IN ('billed', 'not billed', 'unknown')),
     PRIMARY KEY (job, fence),
     CHECK ((outcome IS NULL) = (finished_ms IS NULL))
 ) STRICT, WITHOUT ROWID;
@@ -100,13 +108,18 @@ CREATE INDEX events_job ON events (job) WHERE job IS NOT NULL;
 CREATE TABLE steps (
     job INTEGER NOT NULL,
     name TEXT NOT NULL,
-    generation INTEGER NOT NULL DEFAULT 0,
+    generation INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('intent', 'done')),
-    key TEXT,
-    request_hash TEXT,
+    is_paid INTEGER NOT NULL CHECK (is_paid IN (0, 1)),
+    key TEXT NOT NULL,
+    fence INTEGER NOT NULL,
+    account TEXT,
+    request TEXT CHECK (request IS NULL OR json_valid(request)),
     value TEXT CHECK (value IS NULL OR json_valid(value)),
-    updated_ms INTEGER NOT NULL,
-    PRIMARY KEY (job, name, generation)
+    begun_ms INTEGER NOT NULL,
+    ended_ms INTEGER,
+    PRIMARY KEY (job, generation, name),
+    CHECK ((state = 'done') = (ended_ms IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE accounts (

@@ -33,7 +33,7 @@ from ..errors import (
     StoreLost,
     StoreReadOnly,
 )
-from ..job import JOB_FIELDS, STATUSES, Account, Attempt, Event, Job, Output
+from ..job import JOB_FIELDS, STATUSES, Account, Attempt, Event, Job, Output, Step
 from ..policy import Candidate
 from .base import JobFilter, Runner, Store
 from .files import Ballast, WriteMutex, beside, companion, free_bytes, process_note
@@ -44,6 +44,7 @@ log = secrets.logger("vqkit.store")
 
 APPLICATION_ID = 0x76716B74  # "vqkt"
 BUSY_TIMEOUT_S = 30.0
+OPEN_TIMEOUT_S = 20.0
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is taken on
 PAGE = 500
@@ -133,7 +134,13 @@ class SqliteStore(Store):
         self.folder = companion(self.path)
         self.mutex = WriteMutex(self.folder / "write.lock")
         self.ballast = Ballast(self.folder / "ballast")
-        self.mutex.acquire()
+        if not self.mutex.acquire(OPEN_TIMEOUT_S):
+            note = self.holder_note()
+            self.mutex.close()
+            raise StoreBusy(
+                f"{self.path} could not be opened: {note} holds it. Nothing was changed.",
+                path=str(self.path),
+            )
         try:
             self._conn = self._connect()
             self._prepare()
@@ -574,16 +581,20 @@ class SqliteStore(Store):
 
     def _insert_attempts(self, attempts: Sequence[Attempt]) -> None:
         self._bulk(
-            "INSERT INTO attempts (job, fence, attempt, account, runner, started_ms) ",
-            [attempt[:6] for attempt in attempts],
+            "INSERT INTO attempts (job, fence, attempt, account, runner, started_ms, generation,"
+            " reserved_microusd) ",
+            [(*a[:6], a.generation, a.reserved_microusd) for a in attempts],
         )
 
     def _end_attempts(self, attempts: Sequence[Attempt]) -> None:
         self._bulk(
             "UPDATE attempts SET finished_ms = v.column1, outcome = v.column2,"
-            " error = v.column3 FROM (",
-            [(a.finished_ms, a.outcome, a.error_json, a.job, a.fence) for a in attempts],
-            ") AS v WHERE attempts.job = v.column4 AND attempts.fence = v.column5",
+            " error = v.column3, cost_microusd = v.column4, money = v.column5 FROM (",
+            [
+                (*a[6:9], a.cost_microusd, a.money, a.job, a.fence)  # when, how, and what it cost
+                for a in attempts
+            ],
+            ") AS v WHERE attempts.job = v.column6 AND attempts.fence = v.column7",
         )
 
     def _has_ended(self, job: int, fence: int) -> bool:
@@ -601,12 +612,13 @@ class SqliteStore(Store):
         )
 
     def attempts(self, job: int | None = None) -> list[Attempt]:
-        sql = "SELECT job, fence, attempt, account, runner, started_ms, finished_ms, outcome,"
-        sql += " error, late_result FROM attempts"
+        columns = ", ".join(_columns(Attempt._fields))
         if job is None:
-            found = self._conn.execute(f"{sql} ORDER BY started_ms, job, fence")
+            sql = f"SELECT {columns} FROM attempts ORDER BY started_ms, job, fence"
+            found = self._conn.execute(sql)
         else:
-            found = self._conn.execute(f"{sql} WHERE job = ? ORDER BY fence", (job,))
+            sql = f"SELECT {columns} FROM attempts WHERE job = ? ORDER BY fence"
+            found = self._conn.execute(sql, (job,))
         return [Attempt(*row) for row in found.fetchall()]
 
     def _insert_events(self, events: Sequence[Event]) -> None:
@@ -636,6 +648,37 @@ class SqliteStore(Store):
             found = self._conn.execute(f"{sql} WHERE job = ? ORDER BY fence, path", (job,))
         return [Output(*row) for row in found.fetchall()]
 
+    def steps(self, job: int) -> list[Step]:
+        found = self._conn.execute(
+            "SELECT job, name, generation, state, is_paid, key, fence, account, request, value,"
+            " begun_ms, ended_ms FROM steps WHERE job = ? ORDER BY generation, begun_ms, name",
+            (job,),
+        )
+        return [Step(*row) for row in found.fetchall()]
+
+    def paid_values(self, account: str) -> list[str]:
+        found = self._conn.execute(
+            "SELECT value FROM steps WHERE account = ? AND is_paid = 1 AND state = 'done'",
+            (account,),
+        )
+        return [row[0] for row in found.fetchall()]
+
+    def stray_renders(self) -> list[Job]:
+        return self._jobs(
+            f"{_FROM_JOBS} WHERE (status = 'running' OR is_open = 1) AND finished_ms IS NOT NULL"
+            " ORDER BY number LIMIT ?",
+            (PAGE,),
+        )
+
+    def _write_step(self, step: Step) -> None:
+        self._bulk("INSERT OR REPLACE INTO steps ", [step])
+
+    def _delete_step(self, step: Step) -> None:
+        self._conn.execute(
+            "DELETE FROM steps WHERE job = ? AND generation = ? AND name = ?",
+            (step.job, step.generation, step.name),
+        )
+
     # -- counters, accounts, settings, runners ----------------------------------------------
 
     def _count(self, delta: Mapping[tuple[str, str, str], int]) -> None:
@@ -654,6 +697,8 @@ class SqliteStore(Store):
             "SELECT 'batch', coalesce(batch, ''), status, count(*) FROM jobs GROUP BY 2, 3"
             " UNION ALL SELECT 'account', account, status, count(*) FROM jobs"
             " WHERE account IS NOT NULL AND status IN ('completed', 'failed') GROUP BY 2, 3"
+            " UNION ALL SELECT 'money', account, 'reserved', sum(reserved_microusd) FROM jobs"
+            " WHERE account IS NOT NULL AND reserved_microusd > 0 GROUP BY 2"
         )
         return {(kind, name, status): n for kind, name, status, n in found.fetchall()}
 

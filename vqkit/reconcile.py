@@ -1,0 +1,135 @@
+"""Ends a doubt without a person, wherever the provider can tell what became of a request.
+
+Each kind of idempotency (`providers.contract`) has its own way to ask. A request is sent
+again only where the provider's own key makes that free; where nothing can tell, the job is
+held for a person, with the evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import codec
+from .errors import NOT_ACCEPTED, ProviderError
+from .job import Step
+from .providers.contract import AccountKey, Match, RenderProvider, Submitted
+from .renders import answer_value
+
+__all__ = ["Verdict", "reconcile"]
+
+CLOCK_SKEW_MS = 120_000
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a request in doubt.
+
+    `value` is what the step gave, where it arrived; with ``is_settled`` and no value it was
+    not sent. Otherwise it stays in doubt; `note` says why, or what was found.
+    """
+
+    note: str
+    value: Mapping[str, Any] | None = None
+    is_settled: bool = False
+
+
+async def reconcile(
+    step: Step,
+    provider: RenderProvider,
+    account: AccountKey,
+    *,
+    owned: Set[str],
+    now_ms: int,
+    sink: Callable[[str], Path],
+) -> Verdict:
+    """Asks the provider about the paid step of a job in doubt. Never spends twice.
+
+    `owned` are the handles, as canonical JSON, that other jobs of the account have. Raises
+    ProviderError where the provider cannot be asked now.
+    """
+    request: dict[str, Any] = codec.loads(step.request_json) or {}
+    can = provider.capabilities
+    is_key_known = can.key_ttl_s is None or now_ms - step.begun_ms < 1000 * can.key_ttl_s
+    match can.idempotency:
+        case "replay" | "replay_blind" if is_key_known:
+            # The frozen request goes with its key, so that even a blind replay is our own.
+            return await _send_again(step, provider, account, request, sink)
+        case "reject" if is_key_known:
+            try:
+                return await _send_again(step, provider, account, request, sink)
+            except ProviderError as error:
+                if error.kind != "key_reused":
+                    raise
+            return await _look(step, provider, account, request, owned, was_accepted=True)
+        case "client_id":
+            return await _poll(step, provider, account, now_ms)
+        case "tag" | "list":
+            verdict = await _look(step, provider, account, request, owned, was_accepted=False)
+            grace_ms = 1000 * can.not_found_grace_s
+            if verdict.is_settled and verdict.value is None and now_ms - step.begun_ms < grace_ms:
+                return Verdict("not found yet; it may still turn up")
+            return verdict
+    return Verdict("this provider cannot tell what became of a request; you decide")
+
+
+async def _send_again(
+    step: Step,
+    provider: RenderProvider,
+    account: AccountKey,
+    request: Mapping[str, Any],
+    sink: Callable[[str], Path],
+) -> Verdict:
+    try:
+        answer = await provider.submit(request, key=step.key, account=account, sink=sink)
+    except ProviderError as error:
+        if error.kind in ("invalid", "moderated"):
+            return Verdict(f"the provider refuses it: {error}", is_settled=True)
+        raise
+    return Verdict("sent again with its key", answer_value(answer), is_settled=True)
+
+
+async def _poll(step: Step, provider: RenderProvider, account: AccountKey, now_ms: int) -> Verdict:
+    handle = {"id": step.key}
+    status = await provider.poll(handle, account=account)
+    if status.state != "not_found":
+        value = answer_value(Submitted(handle))
+        return Verdict("the provider has a render of our id", value, is_settled=True)
+    if now_ms - step.begun_ms < 1000 * provider.capabilities.not_found_grace_s:
+        return Verdict("not found yet; it may still turn up")
+    return Verdict("the provider has no render of our id", is_settled=True)
+
+
+async def _look(
+    step: Step,
+    provider: RenderProvider,
+    account: AccountKey,
+    request: Mapping[str, Any],
+    owned: Set[str],
+    *,
+    was_accepted: bool,
+) -> Verdict:
+    since_ms = step.begun_ms - CLOCK_SKEW_MS
+    found = await provider.find(request, key=step.key, since_ms=since_ms, account=account)
+    free = [match for match in found if codec.canonical(dict(match.handle)) not in owned]
+    certain = [match for match in free if match.is_certain]
+    chosen = certain or free
+    if len(chosen) == 1:
+        value = answer_value(Submitted(chosen[0].handle))
+        return Verdict("found at the provider", value, is_settled=True)
+    if chosen:
+        return Verdict(f"{len(chosen)} renders look like it: {_handles(chosen)}; you decide")
+    if was_accepted:
+        return Verdict("the provider accepted it and does not say as which render; you decide")
+    return Verdict("the provider has no such render", is_settled=True)
+
+
+def _handles(found: list[Match]) -> str:
+    return ", ".join(codec.dumps(dict(match.handle)) for match in found[:5])
+
+
+def is_passing(error: ProviderError) -> bool:
+    """True where asking again later may be answered."""
+    return error.kind not in NOT_ACCEPTED or error.kind in ("rate", "concurrency", "not_sent")

@@ -1,0 +1,297 @@
+"""A render at a provider, from the request to the finished files, however often it is taken up.
+
+One coroutine per render on the pump's loop: waiting costs a slot at the account and no
+thread. It can end at any line and be begun again by another process, because what must
+not happen twice is a step (`steps`), and the provider's handle is on the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from . import codec
+from .attempt import ActiveJob
+from .clock import Clock
+from .errors import GiveUp, InDoubt, JobCancelled, ProviderError, Snooze
+from .outputs import Made
+from .providers.base import ExecutorKind
+from .providers.contract import (
+    AccountKey,
+    Finished,
+    Link,
+    RenderProvider,
+    Status,
+    Submitted,
+)
+from .steps import RENDER
+
+__all__ = ["RenderHandler", "is_render_provider"]
+
+log = logging.getLogger("vqkit.renders")
+
+POLL_S = (2.0, 30.0)  # first wait when the provider gives no hint, and the longest ever
+SPREAD = 0.25  # polls are spread by this part of their wait, so that hundreds do not march
+LOOK_S = 0.5  # how soon a wish to cancel is seen
+FETCH_TRIES = 8
+FRESH_LINKS = 5
+REST_S = 60.0
+
+
+@dataclass(frozen=True)
+class RenderHandler:
+    """Lets the pump treat a render provider like any other: a name, a handler, an executor."""
+
+    name: str
+    provider: RenderProvider
+    clock: Clock
+    executor: ExecutorKind = "async"
+
+    @property
+    def handler(self) -> Any:
+        """The coroutine function that does one job."""
+        return self.render
+
+    async def render(self, job: ActiveJob) -> dict[str, Any]:
+        """Sends the render if it was not sent, waits for it, fetches what came of it."""
+        account = self.account_of(job)
+        request = request_of(job.payload, job.seed)
+        handle = job.handle
+        wait_s = None
+        if handle is None:
+            answer = await self._submit(job, request, account)
+            if "files" in answer:
+                return self._whole(job, answer)
+            handle, wait_s = answer["handle"], answer.get("poll_after_s")
+        status = await self._wait(job, handle, account, wait_s)
+        files = await self.fetch_all(job, handle, status, account)
+        return {"files": files, "cost_microusd": status.cost_microusd}
+
+    def account_of(self, job: ActiveJob) -> AccountKey:
+        """The account as the provider needs it, with its key."""
+        key = job.credential() if job.has_credential else None
+        model = job.payload.get("model")
+        return AccountKey(job.account, key, model if isinstance(model, str) else None)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    async def _submit(
+        self, job: ActiveJob, request: Mapping[str, Any], account: AccountKey
+    ) -> dict[str, Any]:
+        count = 0
+
+        def sink(suffix: str) -> Path:
+            nonlocal count
+            count += 1
+            return job.kept_part(suffix, count)
+
+        async def send(key: str) -> dict[str, Any]:
+            answer = await self.provider.submit(request, key=key, account=account, sink=sink)
+            return answer_value(answer)
+
+        job.stage("submitting")
+        answer: dict[str, Any] = await job.paid_step(RENDER, send, request)
+        return answer
+
+    def _whole(self, job: ActiveJob, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer was the result itself; its files lie where `submit` wrote them."""
+        missing = [path for path in answer["files"] if not Path(path).exists()]
+        if missing:
+            raise InDoubt(
+                f"the result was received and its file {missing[0]} is gone; it is paid for"
+            )
+        for number, path in enumerate(answer["files"], 1):
+            job.made.append(Made(path, job.output_name(Path(path).suffix, number)))
+        return {"files": list(answer["files"]), "cost_microusd": answer.get("cost_microusd")}
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    async def _wait(
+        self,
+        job: ActiveJob,
+        handle: Mapping[str, Any],
+        account: AccountKey,
+        wait_s: float | None,
+    ) -> Status:
+        """Polls until the render has ended well. An error while polling changes nothing."""
+        errors = 0
+        unknown_since_ms: int | None = None
+        is_asked = False
+        while True:
+            if job.is_cancel_wanted and not is_asked:
+                is_asked = await self._ask_to_stop(job, handle, account)
+            await self._pause(job, wait_s, errors, is_asked)
+            try:
+                status = await self.provider.poll(handle, account=account)
+            except ProviderError as error:
+                if error.kind in ("auth", "provider_gone"):
+                    raise
+                errors += 1
+                wait_s = error.retry_after_s
+                job.log(f"asking how it fares failed, trying again: {error}", "warning")
+                continue
+            errors, wait_s = 0, status.poll_after_s
+            if status.state == "not_found":
+                now_ms = self.clock.now_ms()
+                unknown_since_ms = unknown_since_ms or now_ms
+                grace_ms = 1000 * self.provider.capabilities.not_found_grace_s
+                if now_ms - unknown_since_ms >= grace_ms:
+                    raise InDoubt(
+                        "the provider does not know this render any more; it may have been"
+                        f" billed. Its handle: {codec.dumps(dict(handle))}"
+                    )
+                continue
+            unknown_since_ms = None
+            job.stage(status.stage or status.state, status.progress)
+            if self._has_ended_well(job, status):
+                return status
+
+    def _has_ended_well(self, job: ActiveJob, status: Status) -> bool:
+        """True for a render to fetch, False for one to wait for. Raises for one that failed."""
+        match status.state:
+            case "succeeded" if status.links:
+                return True
+            case "succeeded":
+                raise self._failure(status, "it says it succeeded and gives no result")
+            case "failed":
+                raise self._failure(status, "the render failed")
+            case "expired":
+                raise InDoubt("the result was deleted before it was fetched; it is paid for")
+            case "cancelled":
+                if job.is_cancel_wanted:
+                    raise JobCancelled("cancelled at the provider")
+                raise GiveUp("somebody cancelled it at the provider")
+        return False
+
+    def _failure(self, status: Status, said: str) -> ProviderError:
+        """A render that ended badly, with what is known of its money."""
+        error = status.error
+        is_billed = status.is_billed if error is None else error.is_billed
+        if is_billed is None and status.is_billed is None:
+            is_billed = None if self.provider.capabilities.billed_on != "success" else False
+        kind = "render_failed" if error is None else error.kind
+        return ProviderError(
+            said if error is None else str(error),
+            kind,
+            is_billed=is_billed,
+            cost_microusd=status.cost_microusd,
+        )
+
+    async def _ask_to_stop(
+        self, job: ActiveJob, handle: Mapping[str, Any], account: AccountKey
+    ) -> bool:
+        """Asks the provider to cancel. Raises JobCancelled if it did; True if it was asked."""
+        try:
+            answer = await self.provider.cancel(handle, account=account)
+        except ProviderError as error:
+            job.log(f"asking the provider to cancel failed, trying again: {error}", "warning")
+            return False
+        if answer == "cancelled":
+            raise JobCancelled("cancelled at the provider")
+        job.log(f"the provider's answer to cancelling: {answer.replace('_', ' ')}")
+        return True
+
+    async def _pause(
+        self, job: ActiveJob, wait_s: float | None, errors: int, is_asked: bool
+    ) -> None:
+        first_s, longest_s = POLL_S
+        if wait_s is None:
+            wait_s = min(longest_s, first_s * 2**errors)
+        wait_s *= 1 + SPREAD * job.draw()
+        while wait_s > 0 and (is_asked or not job.is_cancel_wanted):
+            step_s = min(wait_s, LOOK_S)
+            await self.clock.wait(asyncio.Event(), step_s)
+            wait_s -= step_s
+
+    # -- fetching ----------------------------------------------------------------------------
+
+    async def fetch_all(
+        self, job: ActiveJob, handle: Mapping[str, Any], status: Status, account: AccountKey
+    ) -> list[str]:
+        """Downloads every result; the files are then among what `job` made."""
+        job.stage("downloading")
+        files = []
+        for index in range(len(status.links)):
+            path = job.kept_part(status.links[index].suffix, index + 1)
+            status = await self._fetch(job, handle, status, index, path, account)
+            job.made.append(Made(str(path), job.output_name(path.suffix, index + 1)))
+            files.append(str(path))
+        return files
+
+    async def _fetch(
+        self,
+        job: ActiveJob,
+        handle: Mapping[str, Any],
+        status: Status,
+        index: int,
+        path: Path,
+        account: AccountKey,
+    ) -> Status:
+        """Downloads one result; a dead link is refreshed by polling again, never by rendering.
+
+        The file grows under another name and gets `path` when it is whole.
+        """
+        growing = path.with_name(path.name + ".growing")
+        if path.exists():  # noqa: ASYNC240 - a look; whole since an earlier try
+            return status
+        gone = tries = 0
+        etag = None
+        while True:
+            link: Link = status.links[min(index, len(status.links) - 1)]
+            try:
+                fetched = await self.provider.fetch(link, growing, account=account, etag=etag)
+            except ProviderError as error:
+                if error.kind in ("auth", "provider_gone"):
+                    raise
+                tries += 1
+                gone += error.kind == "result_gone"
+                if gone > FRESH_LINKS:
+                    raise InDoubt(
+                        f"the result cannot be fetched, and it is paid for: {error}"
+                    ) from error
+                if tries > FETCH_TRIES:
+                    raise Snooze(REST_S, f"the download fails: {error}") from error
+                job.log(f"the download failed, trying again: {error}", "warning")
+                etag = error.facts.get("etag") or etag
+                await self._pause(job, error.retry_after_s, min(tries - 1, 4), is_asked=True)
+                if gone:
+                    with contextlib.suppress(ProviderError):
+                        fresh = await self.provider.poll(handle, account=account)
+                        status = fresh if fresh.links else status
+                continue
+            if fetched.size == 0:
+                raise ProviderError("the result is an empty file", "render_failed")
+            growing.replace(path)
+            return status
+
+
+def is_render_provider(thing: Any) -> TypeGuard[RenderProvider]:
+    """True for an object that submits, polls and fetches, rather than a function."""
+    return all(callable(getattr(thing, verb, None)) for verb in ("submit", "poll", "fetch"))
+
+
+def request_of(payload: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """What is sent: the payload, with the job's own seed where it names none.
+
+    A seed of its own makes equal prompts tell apart, also when they are looked for later.
+    """
+    return {"seed": seed, **payload}
+
+
+def answer_value(answer: Submitted | Finished) -> dict[str, Any]:
+    """A provider's answer as the step keeps it."""
+    if isinstance(answer, Finished):
+        return {
+            "files": [str(path) for path in answer.files],
+            "cost_microusd": answer.cost_microusd,
+        }
+    return {
+        "handle": dict(answer.handle),
+        "cost_microusd": answer.cost_microusd,
+        "poll_after_s": answer.poll_after_s,
+    }

@@ -1,0 +1,190 @@
+"""Durable steps: what a job does once in its life, however often it is tried.
+
+The order is what makes a paid call safe. The intent is committed before the call, so that
+a crash leaves a trace of it; the answer is kept in the receipts, synced, before it is
+committed, so that a commit that fails loses nothing; only then is it used. An intent
+without a receipt is in doubt: nobody here knows whether the call arrived, and it is not
+made again until its provider or a person says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from . import codec
+from .errors import (
+    NOT_ACCEPTED,
+    GiveUp,
+    InDoubt,
+    PayloadError,
+    ProviderError,
+    Snooze,
+    UsageError,
+)
+from .job import Step
+from .receipts import Receipts
+
+__all__ = ["RENDER", "Channel", "handle_of", "once", "once_async", "was_not_accepted"]
+
+RENDER = "render"
+"""The step that opens a render at a provider; its value carries the handle."""
+
+log = logging.getLogger("vqkit.steps")
+
+VALUE_BYTES_MAX = 64 * 1024
+
+
+class Channel(Protocol):
+    """How an attempt talks to the pump, from wherever it runs."""
+
+    def post(self, verb: str, change: dict[str, Any]) -> None:
+        """Hands on a stage or a log line; returns at once."""
+
+    def is_cancelled(self) -> bool:
+        """True once the user has asked for this job to stop."""
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        """Does something with the job's steps and waits for it; not on the pump's loop."""
+
+    async def acall(self, verb: str, **arguments: Any) -> Any:
+        """The same on the pump's loop."""
+
+
+def handle_of(name: str, value: Any) -> Any:
+    """The handle of the render that a step's value opened; None if it opened none."""
+    return value.get("handle") if name == RENDER and isinstance(value, dict) else None
+
+
+def once(
+    channel: Channel, receipts: Receipts, name: str, function: Callable[..., Any], paid: bool
+) -> Any:
+    """See `ActiveJob.once`; for handlers that are plain functions."""
+    step: Step
+    step, is_old = channel.call("begin_step", name=_checked(name), is_paid=paid)
+    if _is_done(step, is_old):
+        return step.value
+    try:
+        value_json = _value_json(step, _start(step, function))
+    except BaseException as error:
+        if was_not_accepted(step, error):
+            channel.call("drop_step", step=step)
+            raise
+        raise _doubt(step, error) from error
+    _keep_receipt(receipts, step, value_json)
+    channel.call("end_step", step=step, value_json=value_json)
+    return codec.loads(value_json)
+
+
+async def once_async(
+    channel: Channel,
+    receipts: Receipts,
+    name: str,
+    function: Callable[..., Any],
+    paid: bool,
+    request_json: str | None = None,
+) -> Any:
+    """See `ActiveJob.once`; for coroutines."""
+    step: Step
+    step, is_old = await channel.acall(
+        "begin_step", name=_checked(name), is_paid=paid, request_json=request_json
+    )
+    if _is_done(step, is_old):
+        return step.value
+    try:
+        value = _start(step, function)
+        value = await value if inspect.isawaitable(value) else value
+        value_json = _value_json(step, value)
+    except BaseException as error:
+        if was_not_accepted(step, error):
+            await channel.acall("drop_step", step=step)
+            raise
+        raise _doubt(step, error) from error
+    # From here on nothing may come between: a cancelled wait must not cost the answer.
+    return await asyncio.shield(_keep(channel, receipts, step, value_json))
+
+
+async def _keep(channel: Channel, receipts: Receipts, step: Step, value_json: str) -> Any:
+    value = codec.loads(value_json)
+    await asyncio.get_running_loop().run_in_executor(
+        None, _keep_receipt, receipts, step, value_json
+    )
+    handle = handle_of(step.name, value)
+    handle_json = None if handle is None else codec.dumps(handle, "handle")
+    await channel.acall("end_step", step=step, value_json=value_json, handle_json=handle_json)
+    return value
+
+
+def _keep_receipt(receipts: Receipts, step: Step, value_json: str) -> None:
+    if not step.is_paid:
+        return
+    try:
+        receipts.append(step, value_json)
+    except OSError as error:
+        # The commit that follows waits for room as long as it takes; both must not be lost.
+        log.warning("job %s: its receipt could not be kept: %s", step.job, error)
+
+
+def was_not_accepted(step: Step, error: BaseException) -> bool:
+    """True where the error itself says that nothing was begun, or where nothing was paid."""
+    if not step.is_paid or isinstance(error, GiveUp | Snooze):
+        return True
+    return isinstance(error, ProviderError) and error.kind in NOT_ACCEPTED
+
+
+def _checked(name: str) -> str:
+    if not 0 < len(str(name)) <= 80:
+        raise UsageError(f"once({name!r}): expected a step's name, 1 to 80 characters")
+    return name
+
+
+def _is_done(step: Step, is_old: bool) -> bool:
+    """True if it was done by an earlier try. Raises InDoubt if one began it and never ended."""
+    if step.state == "done":
+        return True
+    if step.is_paid and is_old:
+        raise InDoubt(
+            f"an earlier try was sending {step.name!r} and never told its end; it may be paid for",
+            step=step.name,
+        )
+    return False
+
+
+def _start(step: Step, function: Callable[..., Any]) -> Any:
+    return function(step.key) if _takes_key(function) else function()
+
+
+def _takes_key(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind("key")
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _value_json(step: Step, value: Any) -> str:
+    """The value as JSON. What a paid call gave is kept as text rather than not at all."""
+    try:
+        value_json = codec.dumps(value, f"step {step.name!r}")
+        if len(value_json) > VALUE_BYTES_MAX:
+            raise PayloadError(
+                f"step {step.name!r} gave {len(value_json):,} bytes of JSON; at most"
+                f" {VALUE_BYTES_MAX:,} are kept. Write the data to a file and return its path."
+            )
+    except PayloadError as error:
+        if not step.is_paid:
+            raise
+        log.warning("job %s: %s", step.job, error)
+        return codec.dumps({"repr": codec.clean_text(repr(value))[: VALUE_BYTES_MAX // 8]})
+    return value_json
+
+
+def _doubt(step: Step, error: BaseException) -> InDoubt:
+    return InDoubt(
+        f"{step.name!r} was sent and ended in {type(error).__name__}: {error};"
+        " it may have been accepted",
+        step=step.name,
+    )

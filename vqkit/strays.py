@@ -1,0 +1,236 @@
+"""Renders that nobody is at: requests in doubt, and renders of jobs that are over.
+
+A pump looks after them between its turns: it ends a doubt where the provider can tell
+(`reconcile`), tells the provider of a cancelled job, and collects what was paid for all the
+same. Nothing here sends anything that could be paid for twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from . import codec, secrets
+from .attempt import ActiveJob, plain_result
+from .clock import Clock
+from .errors import StoreError, VqkitError
+from .executors.base import Notes
+from .executors.local import in_thread
+from .job import Account, Event, Job, Step
+from .outputs import OutputFolder
+from .providers.base import Provider
+from .reconcile import Verdict, reconcile
+from .recovery import doubtful_step
+from .renders import RenderHandler
+from .steps import handle_of
+from .store.base import JobFilter, Store, Transition
+from .store.thread import StoreThread
+
+__all__ = ["Strays"]
+
+log = logging.getLogger("vqkit.strays")
+
+AGAIN_S = (1.0, 60.0)  # first and longest wait before a provider is asked again
+AT_ONCE = 50
+
+
+class _Stray(NamedTuple):
+    """A job, what of it is open, and who can tell."""
+
+    job: Job
+    step: Step | None
+    handler: RenderHandler
+    account: Account
+
+
+class Strays:
+    """Looks after the renders nobody is at, a few at a time, on the pump's loop."""
+
+    def __init__(
+        self,
+        store: StoreThread[Any],
+        providers: Mapping[str, Provider],
+        outputs: OutputFolder,
+        clock: Clock,
+    ) -> None:
+        self._store, self._providers = store, providers
+        self._outputs, self._clock = outputs, clock
+        self._again_ms: dict[int, tuple[int, float]] = {}
+        self._told: dict[int, str] = {}
+        self._at: set[int] = set()
+        self.held: set[int] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a provider is being asked, or will be again."""
+        return bool(self._at or self._again_ms)
+
+    def next_ms(self) -> int | None:
+        """When the next one wants to be asked about."""
+        return min((at_ms for at_ms, _ in self._again_ms.values()), default=None)
+
+    def find(self, store: Store) -> list[_Stray]:
+        """What there is to look after now. Repairs what a receipt explains on the way."""
+        if not any(isinstance(p, RenderHandler) for p in self._providers.values()):
+            return []
+        accounts = {account.name: account for account in store.accounts()}
+        doubts = store.jobs(JobFilter(status=("in_doubt",), limit=AT_ONCE))
+        self.held &= {job.number for job in doubts}
+        found = []
+        for job in [*doubts, *store.stray_renders()]:
+            account = accounts.get(job.account or "")
+            handler = self._providers.get(account.provider) if account is not None else None
+            if account is None or not isinstance(handler, RenderHandler) or self._rests(job):
+                continue
+            step = None
+            if job.status == "in_doubt":
+                if doubtful_step(store, job, self._outputs.receipts) is None:
+                    self._settle_from_receipt(store, job)
+                    continue
+                step = next(s for s in store.steps(job.number) if _is_open(s, job))
+            found.append(_Stray(job, step, handler, account))
+        self._at |= {stray.job.number for stray in found}
+        return found
+
+    def _rests(self, job: Job) -> bool:
+        if job.number in self._at or job.number in self.held:
+            return True
+        again = self._again_ms.get(job.number)
+        return again is not None and again[0] > self._clock.now_ms()
+
+    def _settle_from_receipt(self, store: Store, job: Job) -> None:
+        done = [s for s in store.steps(job.number) if s.generation == job.generation]
+        handle = next((h for s in done if (h := handle_of(s.name, s.value)) is not None), None)
+        if not done or any(s.state == "intent" for s in done) or job.error_json is not None:
+            self.held.add(job.number)  # its doubt is of another kind: a person decides
+            return
+        handle_json = None if handle is None else codec.dumps(handle, "handle")
+        store.resolve(job.number, handle_json=handle_json, reason="its receipt was found")
+
+    async def see_to(self, found: list[_Stray], wake: Callable[[], None]) -> None:
+        """Looks after these; `wake` is called when one may be claimed."""
+        await asyncio.gather(*(self._see_to_one(stray) for stray in found))
+        wake()
+
+    async def _see_to_one(self, stray: _Stray) -> None:
+        number = stray.job.number
+        try:
+            if stray.step is not None:
+                is_over = await self._end_doubt(stray, stray.step)
+            else:
+                is_over = await self._close(stray)
+        except (VqkitError, OSError) as error:
+            await self._tell(stray.job, f"asking about it failed, trying again: {error}")
+            is_over = False
+        except Exception as error:
+            log.exception("job %s: its provider's code failed", number)
+            await self._tell(stray.job, f"its provider's code failed: {error!r}")
+            is_over = False
+        self._at.discard(number)
+        if is_over or number in self.held:
+            self._again_ms.pop(number, None)
+        else:
+            first_s, longest_s = AGAIN_S
+            _, waited_s = self._again_ms.get(number, (0, first_s / 2))
+            wait_s = min(longest_s, 2 * waited_s)
+            self._again_ms[number] = (self._clock.now_ms() + round(wait_s * 1000), wait_s)
+
+    def _active(self, stray: _Stray) -> ActiveJob:
+        notes = Notes(lambda verb, change: None)
+        credential = stray.account.credential
+        return ActiveJob(stray.job, notes, self._outputs, credential, is_async=True)
+
+    async def _end_doubt(self, stray: _Stray, step: Step) -> bool:
+        """Asks the provider and writes down what it says. True if the doubt is over."""
+        job, handler, active = stray.job, stray.handler, self._active(stray)
+        values = await self._store.acall(lambda s: s.paid_values(stray.account.name))
+        owned = {
+            codec.canonical(handle)
+            for value in values
+            if (handle := handle_of(step.name, codec.loads(value))) is not None
+        }
+        parts = iter(range(1, 100))
+        verdict = await reconcile(
+            step,
+            handler.provider,
+            handler.account_of(active),
+            owned=owned,
+            now_ms=self._clock.now_ms(),
+            sink=lambda suffix: active.kept_part(suffix, next(parts)),
+        )
+        await self._tell(job, verdict.note)
+        if not verdict.is_settled:
+            if verdict.note.endswith("you decide"):
+                self.held.add(job.number)
+            return False
+        await self._write_down(job, step, verdict)
+        return True
+
+    async def _write_down(self, job: Job, step: Step, verdict: Verdict) -> None:
+        value_json = handle_json = None
+        if verdict.value is not None:
+            value_json = codec.dumps(dict(verdict.value), "answer")
+            handle = verdict.value.get("handle")
+            handle_json = None if handle is None else codec.dumps(handle, "handle")
+            keep = self._outputs.receipts.append
+            await in_thread(lambda: keep(step, value_json), "vqkit-receipt")
+        await self._store.acall(
+            lambda s: s.resolve(
+                job.number, value_json=value_json, handle_json=handle_json, reason=verdict.note
+            )
+        )
+
+    async def _close(self, stray: _Stray) -> bool:
+        """Tells the provider that the job is over, and collects what it made all the same."""
+        job, handler, active = stray.job, stray.handler, self._active(stray)
+        account = handler.account_of(active)
+        handle = active.handle or {}
+        answer = await handler.provider.cancel(handle, account=account)
+        note = f"the provider's answer to cancelling: {answer.replace('_', ' ')}"
+        if answer != "cancelled":
+            status = await handler.provider.poll(handle, account=account)
+            if status.state in ("queued", "throttled", "running"):
+                await self._tell(job, note)
+                return False
+            if status.state == "succeeded" and status.links:
+                await self._collect(stray, active, handle, status)
+                note = "it was done and paid for: the result is kept"
+        await self._store.acall(lambda s: s.close_render(job.number, note))
+        return True
+
+    async def _collect(
+        self, stray: _Stray, active: ActiveJob, handle: Mapping[str, Any], status: Any
+    ) -> None:
+        """Fetches the result of a job that is over, and keeps it with its last attempt."""
+        job = stray.job
+        account = stray.handler.account_of(active)
+        files = await stray.handler.fetch_all(active, handle, status, account)
+        value, made, _ = plain_result({"files": files}, active.made)
+        result_json = codec.encode(value)
+        outputs = await in_thread(
+            lambda: self._outputs.finish(job, made, result_json), "vqkit-files"
+        )
+        late = Transition(
+            job.number, "complete", job.fence, {"result_json": result_json}, "late", outputs
+        )
+        await self._store.acall(lambda s: s.turn([late]))
+        self._outputs.forget(job.id, job.fence)
+
+    async def _tell(self, job: Job, note: str) -> None:
+        """Puts what was found into the job's history, once."""
+        note = secrets.redact(note)
+        if self._told.get(job.number) == note:
+            return
+        self._told[job.number] = note
+        data = codec.dumps({"note": codec.clean_text(note)})
+        event = Event("job.doubt_noted", job.number, 0, "warning", job.fence, data)
+        try:
+            await self._store.acall(lambda s: s.log(event))
+        except StoreError as error:
+            log.warning("a note on job %s could not be written: %s", job.number, error)
+
+
+def _is_open(step: Step, job: Job) -> bool:
+    return bool(step.is_paid) and step.state == "intent" and step.generation == job.generation
