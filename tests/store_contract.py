@@ -475,7 +475,7 @@ class StoreContract:
         assert counts == {"completed": 1, "failed": 1, "queued": 1, "cancelled": 1}
         after = [store.job(job.number) for job in mine]
         assert [job.status for job in after] == ["completed", "failed", "queued", "cancelled"]
-        assert (after[2].attempt, after[2].crashes) == (0, 1)
+        assert (after[2].attempt, after[2].deaths) == (0, 1)
         assert [a.outcome for a in store.attempts() if a.runner == "dead"] == [
             *("completed", "reclaimed", "reclaimed", "reclaimed")
         ]

@@ -52,7 +52,8 @@ def test_an_error_survives_pickling_with_its_facts(cls: type[VqkitError]) -> Non
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is cls
     assert str(again) == "disk full at /a/b"
-    assert again.facts == {"path": "/a/b", "is_unknown": True}
+    assert again.facts == error.facts
+    assert {"path": "/a/b", "is_unknown": True}.items() <= again.facts.items()
     assert again.path == "/a/b"
 
 

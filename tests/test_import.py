@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import vqkit
 
 HEAVY = {"pandas", "matplotlib", "ipywidgets", "openpyxl", "sqlite_utils", "numpy"}
 ALSO_LATER = {"IPython", "ipykernel", "nest_asyncio", "nest_asyncio2", "loky", "PIL", "polars"}
+
+TELL_MODULES = "print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
 
 
 def fresh(code: str, folder: Path) -> Any:
@@ -29,13 +33,12 @@ def fresh(code: str, folder: Path) -> Any:
 
 def test_importing_vqkit_and_opening_a_queue_load_nothing_heavy(tmp_path: Path) -> None:
     loaded = fresh(
-        "import json, sys; import vqkit; print(json.dumps([m.partition('.')[0] for m in sys.modules]))",
+        f"import json, sys; import vqkit; {TELL_MODULES}",
         tmp_path,
     )
     assert not (HEAVY | ALSO_LATER | {"sqlite3", "asyncio"}) & set(loaded)
     loaded = fresh(
-        "import json, sys; from vqkit import Queue, Retry, GiveUp, Snooze;"
-        " print(json.dumps([m.partition('.')[0] for m in sys.modules]))",
+        f"import json, sys; from vqkit import Queue, Retry, GiveUp, Snooze; {TELL_MODULES}",
         tmp_path,
     )
     assert not (HEAVY | ALSO_LATER) & set(loaded)
@@ -47,7 +50,7 @@ def test_an_existing_queue_opens_and_runs_without_sqlite_utils(tmp_path: Path) -
     loaded = fresh(
         f"import json, sys; from vqkit import Queue\nwith Queue({str(tmp_path / 'q.db')!r}) as q:\n"
         "    q.run(lambda job: 1).check(); q._repr_html_()\n"
-        "print(json.dumps([m.partition('.')[0] for m in sys.modules]))",
+        f"{TELL_MODULES}",
         tmp_path,
     )
     assert not (HEAVY | ALSO_LATER) & set(loaded)
@@ -75,12 +78,8 @@ def test_every_public_name_is_there_and_dir_tells_them() -> None:
 
 
 def test_an_unknown_name_is_told_as_python_does() -> None:
-    try:
+    with pytest.raises(AttributeError, match="module 'vqkit' has no attribute 'Que'"):
         vqkit.Que  # type: ignore[attr-defined]  # noqa: B018
-    except AttributeError as error:
-        assert str(error) == "module 'vqkit' has no attribute 'Que'"
-    else:
-        raise AssertionError
     assert vqkit.__version__.count(".") == 2
 
 

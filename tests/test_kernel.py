@@ -23,7 +23,8 @@ from vqkit import Queue
 
 pytestmark = pytest.mark.timeout(120)
 
-PATIENCE_S = 40.0
+PATIENCE_S = 30.0
+AT_ONCE_S = 1.0  # 0.1 s on a quiet machine
 
 
 @dataclass
@@ -133,12 +134,12 @@ async def render(job):
     job.stage("rendering")
     while not gate.exists():
         await asyncio.sleep(0.01)
-    return job.payload["n"]
+    return job.payload.get("n")
 
 def paint(job):
     while not gate.exists():
         time.sleep(0.01)
-    return job.payload["n"]
+    return job.payload.get("n")
 """
 
 
@@ -152,11 +153,23 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     kernel.close()
 
 
+@pytest.fixture(autouse=True)
+def _leave_the_kernel_free(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that failed must not fail the others: its cells are interrupted."""
+    yield
+    if "kernel" in request.fixturenames:
+        kernel: Kernel = request.getfixturevalue("kernel")
+        left = [cell for cell in kernel.cells.values() if not cell.is_idle]
+        if left:
+            kernel.manager.interrupt_kernel()
+            kernel.finish(*left)
+
+
 def following(kernel: Kernel) -> int:
     return int(kernel.ok("print(q._shared.run.following if q._shared.run else 0)"))
 
 
-# -- cells ------------------------------------------------------------------------------------
+# -- cells --------------------------------------------------------------------------------
 
 
 def test_a_blocking_cell_runs_the_queue_and_patches_nothing(kernel: Kernel) -> None:
@@ -179,14 +192,14 @@ def test_an_interrupted_run_returns_at_once_and_what_runs_is_followed(
     kernel: Kernel, handler: str
 ) -> None:
     kernel.ok(f"gate = Path('gate-run-{handler}'); q._shared.run and q._shared.run.stop()")
-    kernel.ok(f"q.put_many([{{'n': '{handler} interrupted', 'i': i}} for i in range(9)])")
+    kernel.ok(f"q.put_many([{{'i': i}} for i in range(9)], provider='{handler}')")
     cell = kernel.send(f"print('begun'); q.run({handler}, concurrency=2)")
     kernel.until_printed(cell, "begun")
     watch_until(kernel, lambda q: len(q.jobs(status="running")) == 2)
     begun_s = time.monotonic()
     kernel.manager.interrupt_kernel()
     kernel.finish(cell)
-    assert time.monotonic() - begun_s < 1.0
+    assert time.monotonic() - begun_s < AT_ONCE_S
     (error,) = cell.errors
     assert error == (
         "KeyboardInterrupt: no new work is handed out; 2 at work are followed to their end."
@@ -200,14 +213,15 @@ def test_an_interrupted_run_returns_at_once_and_what_runs_is_followed(
 
 
 def test_an_interrupted_await_leaves_the_batch_at_work(kernel: Kernel) -> None:
-    kernel.ok("gate = Path('gate-await'); q.put_many([{'n': 'await', 'i': i} for i in range(9)])")
+    kernel.ok("gate = Path('gate-await')")
+    kernel.ok("q.put_many([{'n': 'await', 'i': i} for i in range(9)], provider='render')")
     cell = kernel.send("print('begun'); await q.start(render)")
     kernel.until_printed(cell, "begun")
     watch_until(kernel, lambda q: len(q.jobs(status="running")) == 2)
     begun_s = time.monotonic()
     kernel.manager.interrupt_kernel()
     kernel.finish(cell)
-    assert time.monotonic() - begun_s < 1.0
+    assert time.monotonic() - begun_s < AT_ONCE_S
     assert cell.errors
     assert cell.errors[0].startswith(("CancelledError", "KeyboardInterrupt"))
     assert following(kernel) == 2
@@ -232,7 +246,7 @@ def test_a_cell_that_computes_does_not_stop_the_pump(kernel: Kernel) -> None:
     watch_until(
         kernel,
         lambda q: (
-            len([j for j in q.jobs(status="completed") if j.payload["n"] == "busy"]) == 60
+            len([j for j in q.jobs(status="completed") if j.payload.get("n") == "busy"]) == 60
             and done.append(1) is None
         ),
     )
@@ -271,14 +285,17 @@ def test_nothing_is_printed_from_the_background(kernel: Kernel) -> None:
         assert "Task exception" not in cell.text
 
 
-# -- nested loops ---------------------------------------------------------------------------------
+# -- nested loops -------------------------------------------------------------------------
 
 
 def test_nested_loops_are_an_option_that_loses_no_queued_cell(kernel: Kernel) -> None:
     """Last in this kernel: what it patches stays patched."""
     kernel.ok("gate.touch()")
     cells = [
-        kernel.send("q.put_many([{'n': 'nested', 'i': i} for i in range(5)]); print('one')"),
+        kernel.send(
+            "q.put_many([{'n': 'nested', 'i': i} for i in range(5)], provider='render')\n"
+            "print('one')"
+        ),
         kernel.send("q.run(render); print('two')"),
         kernel.send("print('three')"),
         kernel.send("print('four')"),
@@ -289,7 +306,10 @@ def test_nested_loops_are_an_option_that_loses_no_queued_cell(kernel: Kernel) ->
     assert "RuntimeError" in refused.errors[0]
     assert kernel.ok("import vqkit; vqkit.allow_nested()") == "'nest-asyncio2'\n"
     cells = [
-        kernel.send("q.put({'n': 'after'}); asyncio.run(asyncio.sleep(0.2)); print('one')"),
+        kernel.send(
+            "q.put({'n': 'after'}, provider='render')\n"
+            "asyncio.run(asyncio.sleep(0.2)); print('one')"
+        ),
         kernel.send("q.run(render); print('two')"),
         kernel.send(
             "async def wait(): return await q.start(render)\nprint(asyncio.run(wait()).is_complete)"
@@ -301,7 +321,7 @@ def test_nested_loops_are_an_option_that_loses_no_queued_cell(kernel: Kernel) ->
     assert kernel.ok("vqkit.allow_nested()") == "'nest-asyncio2'\n"
 
 
-# -- the end -----------------------------------------------------------------------------------------
+# -- the end ------------------------------------------------------------------------------
 
 
 def test_a_kernel_that_is_shut_down_gives_its_jobs_back(tmp_path: Path) -> None:
@@ -316,13 +336,8 @@ def test_a_kernel_that_is_shut_down_gives_its_jobs_back(tmp_path: Path) -> None:
             kernel.manager.finish_shutdown(waittime=10)
             assert time.monotonic() - begun_s < 5.0
             assert [(j.status, j.attempt, j.crashes) for j in q.jobs()] == [("queued", 0, 0)] * 4
-            assert [e.type for e in q.events(job=1)] == [
-                "job.queued",
-                "job.started",
-                "job.released",
-            ]
+            assert q.events(job=1)[-1].type == "job.released"
             assert q.snapshot().runners == ()
-            assert q.run(lambda job: 1).is_complete is False or True
     finally:
         kernel.close()
 

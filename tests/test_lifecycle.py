@@ -20,6 +20,7 @@ TABLE: dict[str, tuple[set[str], set[str], bool, str]] = {
     "claim": ({"queued"}, {"running"}, False, "job.started"),
     "stage": ({"running"}, {"running"}, True, "job.stage_changed"),
     "log": ({"running"}, {"running"}, True, "job.logged"),
+    "begin": ({"running"}, {"running"}, True, "job.step_begun"),
     "step": ({"running"}, {"running"}, True, "job.step_done"),
     "complete": ({"running"}, {"completed"}, True, "job.completed"),
     "retry": ({"running"}, {"queued"}, True, "job.retry_scheduled"),
@@ -28,7 +29,7 @@ TABLE: dict[str, tuple[set[str], set[str], bool, str]] = {
     "release": ({"running"}, {"queued"}, True, "job.released"),
     "doubt": ({"running"}, {"in_doubt"}, True, "job.in_doubt"),
     "resolve": ({"in_doubt"}, {"queued", "failed"}, False, "job.resolved"),
-    "reclaim": ({"running"}, {"queued", "failed", "completed"}, False, "job.reclaimed"),
+    "reclaim": ({"running"}, {"queued", "failed", "completed", "in_doubt"}, False, "job.reclaimed"),
     "cancel": ({"queued", "in_doubt"}, {"cancelled"}, False, "job.cancelled"),
     "request_cancel": ({"running"}, {"running"}, False, "job.cancel_requested"),
     "acknowledge_cancel": ({"running"}, {"cancelled"}, True, "job.cancelled"),
@@ -69,7 +70,7 @@ def check_invariants(job: Job) -> None:
     assert job.status != "running" or (job.account is not None and job.fence > 0)
     assert job.attempt >= 0
     assert job.crashes >= 0
-    assert job.attempt + job.crashes <= job.fence
+    assert job.attempt + job.crashes + job.deaths <= job.fence
     assert not (job.status == "queued" and job.cancel_requested)
     assert not (job.is_open and job.account is None)
     assert job.status == "running" or job.stage is None
@@ -161,23 +162,27 @@ def test_a_paid_result_is_kept_although_a_cancel_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "change", "attempt", "crashes"),
+    ("verb", "change", "attempt", "crashes_and_deaths"),
     [
-        ("retry", {"not_before_ms": None}, 1, 0),
-        ("retry", {"not_before_ms": None, "crashed": True}, 0, 1),
-        ("fail", {}, 1, 0),
-        ("fail", {"crashed": True}, 0, 1),
-        ("snooze", {"not_before_ms": NOW}, 0, 0),
-        ("release", {}, 0, 0),
-        ("reclaim", {}, 0, 1),
-        ("reclaim", {"to": "failed"}, 0, 1),
-        ("complete", {"result_json": "1"}, 1, 0),
+        ("retry", {"not_before_ms": None}, 1, (0, 0)),
+        ("retry", {"not_before_ms": None, "crashed": True}, 0, (1, 0)),
+        ("fail", {}, 1, (0, 0)),
+        ("fail", {"crashed": True}, 0, (1, 0)),
+        ("snooze", {"not_before_ms": NOW}, 0, (0, 0)),
+        ("release", {}, 0, (0, 0)),
+        ("doubt", {}, 0, (0, 0)),
+        ("reclaim", {}, 0, (0, 1)),
+        ("reclaim", {"to": "failed"}, 0, (0, 1)),
+        ("reclaim", {"to": "in_doubt"}, 0, (0, 1)),
+        ("complete", {"result_json": "1"}, 1, (0, 0)),
     ],
 )
-def test_what_a_try_costs(verb: str, change: dict[str, Any], attempt: int, crashes: int) -> None:
+def test_what_a_try_costs(
+    verb: str, change: dict[str, Any], attempt: int, crashes_and_deaths: tuple[int, int]
+) -> None:
     job = job_in("running")
     after, _ = apply(job, verb, NOW, job.fence, **change)
-    assert (after.attempt, after.crashes) == (attempt, crashes)
+    assert (after.attempt, (after.crashes, after.deaths)) == (attempt, crashes_and_deaths)
 
 
 def test_a_requeue_is_a_second_chance_with_a_clean_sheet() -> None:

@@ -210,15 +210,17 @@ def test_retries_are_bounded_and_wait_no_longer_than_they_may(
     [
         ({}, None, "queued"),
         ({}, '"kept"', "completed"),
-        ({"crashes": 2}, None, "failed"),
-        ({"crashes": 2}, '"kept"', "completed"),
-        ({"crashes": 2, "cancel_requested": True}, None, "queued"),  # where the cancel wins
+        ({"crashes": 2}, None, "queued"),
+        ({"deaths": 2}, None, "failed"),
+        ({"deaths": 2}, '"kept"', "completed"),
+        ({"deaths": 2, "cancel_requested": True}, None, "queued"),  # where the cancel wins
+        ({"deaths": 2, "handle_json": '{"id":1}'}, None, "queued"),  # it is paid for
     ],
 )
 def test_what_becomes_of_a_dead_owners_job(
     job: dict[str, Any], finished: str | None, to: str
 ) -> None:
-    decision = reclaim_decision(running(**job), finished, max_crashes=3)
+    decision = reclaim_decision(running(**job), finished, max_deaths=3)
     assert decision.verb == "reclaim"
     assert decision.change["to"] == to
     assert decision.change.get("result_json") == finished

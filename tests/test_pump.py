@@ -530,7 +530,7 @@ async def test_accounts_that_get_no_work_say_why(rig: Rig, monkeypatch: pytest.M
     async with rig.pumping() as pump:
         await until(lambda: rig.ran)
         await rig.asleep()
-        why = pump.health.why
+        why = dict(pump.health.why)
         shown = await rig.store.acall(lambda s: take(s, rig.clock.now_ms(), lambda _: True))
     assert rig.ran == ["well"]
     assert "no provider named 'runwy' is registered here; known: work" in why["alien"]
@@ -541,6 +541,11 @@ async def test_accounts_that_get_no_work_say_why(rig: Rig, monkeypatch: pytest.M
     assert why["parked"] == "no funds"
     assert "well" not in why
     told = {account.name: account.why_not for account in shown.accounts}
+    parked = told.pop("parked")
+    assert parked is not None
+    assert parked.startswith("parked, until ")
+    assert parked.endswith(": no funds")
+    del why["parked"]
     assert told == {**why, "off": "paused by you", "well": None}
 
 
@@ -1313,7 +1318,7 @@ async def test_the_jobs_of_a_dead_runner_are_taken_over_within_seconds(rig: Rig)
             rig.clock.advance(0.5)
             await rig.asleep()
         assert rig.clock.now_ms() - begun_ms < 2 * pump_module.REAP_S * 1000
-    assert (await rig.job()).crashes == 1
+    assert (await rig.job()).deaths == 1
     assert await rig.events() == ["queued", "started", "reclaimed", "started", "completed"]
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -352,12 +353,24 @@ def test_a_deleted_log_loses_nothing_and_is_told(store: SqliteStore, path: Path)
     again.close()
 
 
+VIEWER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+print(db.execute("SELECT count(*) FROM jobs").fetchone()[0], flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_log_deleted_just_before_the_end_loses_nothing(store: SqliteStore, path: Path) -> None:
-    with foreign(path) as viewer:  # or SQLite itself would save it at the last close
-        store.put([a_job(1)])
-        viewer.execute("SELECT count(*) FROM jobs").fetchone()
+    store.put([a_job(1)])
+    with subprocess.Popen(
+        [sys.executable, "-c", VIEWER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as viewer:  # without one SQLite itself would save the log at its last close
+        assert viewer.stdout is not None
+        assert viewer.stdout.readline() == b"1\n"
         wal_of(path).unlink()
         store.close()
+        viewer.kill()
     again = SqliteStore(path)
     assert ids(again) == ["id-1"]
     again.close()
@@ -421,6 +434,18 @@ def test_a_foreign_writer_makes_it_busy_and_nothing_changes(store: SqliteStore, 
     assert ids(store) == []
     store.put([a_job(1)])
     assert ids(store) == ["id-1"]
+
+
+def test_a_transaction_keeps_writers_out_from_its_first_moment(
+    store: SqliteStore, path: Path
+) -> None:
+    # One that began with a read would fail at its first write, if another had written meanwhile.
+    with (
+        foreign(path, timeout=0) as db,
+        store.transaction(),
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        db.execute("BEGIN IMMEDIATE")
 
 
 def test_a_long_reader_makes_the_log_grow_until_it_ends(

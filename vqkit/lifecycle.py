@@ -74,7 +74,10 @@ VERBS: dict[str, Rule] = {
 # Roads back to `queued` on which a cancel that was asked for wins.
 _RETURNING = frozenset({"retry", "snooze", "release", "reclaim", "resolve"})
 # Where the two verbs with a choice may lead; the first is what they do when nothing is said.
-_CHOICES = {"reclaim": ("queued", "failed", "completed"), "resolve": ("queued", "failed")}
+_CHOICES = {
+    "reclaim": ("queued", "failed", "completed", "in_doubt"),
+    "resolve": ("queued", "failed"),
+}
 
 _OFF_WORK: dict[str, Any] = {"owner": None, "progress": None, "stage": None}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
@@ -53,7 +52,7 @@ from .strays import Strays
 
 __all__ = ["Health", "Pump"]
 
-log = logging.getLogger("vqkit.pump")
+log = secrets.logger("vqkit.pump")
 
 T = TypeVar("T")
 

@@ -131,12 +131,12 @@ class Queue:
         if default == self.path:
             default = self.path.with_name(self.path.name + "-files")
         folder = default if outputs is None else Path(outputs).expanduser().resolve()
-        if kept is not None and folder != self.path.parent / str(kept):
-            if self._read(lambda s: s.outputs()):
-                raise UsageError(
-                    f"{self.path.name} keeps its finished files in {self.path.parent / str(kept)};"
-                    " leave out outputs=, or begin another queue"
-                )
+        elsewhere = None if kept is None else self.path.parent / str(kept)
+        if elsewhere not in (None, folder) and self._read(lambda s: s.outputs()):
+            raise UsageError(
+                f"{self.path.name} keeps its finished files in {elsewhere};"
+                " leave out outputs=, or begin another queue"
+            )
         near = folder.is_relative_to(self.path.parent)
         stored = str(folder.relative_to(self.path.parent) if near else folder)
         self._write(lambda s: s.set_setting("outputs", stored))

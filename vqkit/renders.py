@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from . import codec
+from . import codec, secrets
 from .attempt import ActiveJob
 from .clock import Clock
 from .errors import GiveUp, InDoubt, JobCancelled, ProviderError, Snooze
@@ -33,7 +32,7 @@ from .steps import RENDER
 
 __all__ = ["RenderHandler", "is_render_provider"]
 
-log = logging.getLogger("vqkit.renders")
+log = secrets.logger("vqkit.renders")
 
 POLL_S = (2.0, 30.0)  # first wait when the provider gives no hint, and the longest ever
 SPREAD = 0.25  # polls are spread by this part of their wait, so that hundreds do not march

@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import secrets
 from .errors import JobsFailed, PumpError
 from .pump import Health, Pump
 from .recovery import Recovered
@@ -25,7 +26,9 @@ from .retry import Retry
 
 __all__ = ["Run", "Summary"]
 
-log = logging.getLogger("vqkit.run")
+log = secrets.logger("vqkit.run")
+# Without any handler Python prints warnings, into whichever cell ran last.
+logging.getLogger("vqkit").addHandler(logging.NullHandler())
 
 LOOK_S = 0.05
 LEAVE_S = 1.0

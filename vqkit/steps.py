@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import codec
+from . import codec, secrets
 from .errors import (
     NOT_ACCEPTED,
     GiveUp,
@@ -33,7 +32,7 @@ __all__ = ["RENDER", "Channel", "handle_of", "once", "once_async", "was_not_acce
 RENDER = "render"
 """The step that opens a render at a provider; its value carries the handle."""
 
-log = logging.getLogger("vqkit.steps")
+log = secrets.logger("vqkit.steps")
 
 VALUE_BYTES_MAX = 64 * 1024
 

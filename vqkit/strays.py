@@ -8,7 +8,6 @@ same. Nothing here sends anything that could be paid for twice.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from .store.thread import StoreThread
 
 __all__ = ["Strays"]
 
-log = logging.getLogger("vqkit.strays")
+log = secrets.logger("vqkit.strays")
 
 AGAIN_S = (1.0, 60.0)  # first and longest wait before a provider is asked again
 AT_ONCE = 50

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -178,16 +179,16 @@ def is_stopped(pid: int) -> bool:
     return stat_fields(pid)[:1] in (["T"], ["t"])
 
 
-def processes_with(text: str) -> list[int]:
-    """Processes, dead ones aside, whose command line or environment holds the text."""
+def started_by(child: Child) -> list[int]:
+    """Processes that live and were started, not forked, by the child."""
     found = []
     for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            known = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-            if text.encode() in known and stat_fields(int(folder.name))[:1] != ["Z"]:
-                found.append(int(folder.name))
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                known = (folder / "environ").read_bytes().split(b"\0")
+                is_dead = stat_fields(int(folder.name))[:1] in ([], ["Z"])
+                if f"CRASH_TEST_CHILD={child.log}".encode() in known and not is_dead:
+                    found.append(int(folder.name))
     return found
 
 
@@ -246,9 +247,7 @@ def check_invariants(
         attempts = conn.execute("SELECT * FROM attempts ORDER BY job, fence").fetchall()
         events = conn.execute("SELECT * FROM events WHERE job IS NOT NULL ORDER BY id").fetchall()
         files = conn.execute("SELECT * FROM outputs").fetchall()
-        kept = {
-            tuple(r)[:3]: r["n"] for r in conn.execute("SELECT * FROM counts WHERE n <> 0")
-        }
+        kept = {tuple(r)[:3]: r["n"] for r in conn.execute("SELECT * FROM counts WHERE n <> 0")}
         runners = conn.execute("SELECT * FROM runners").fetchall()
     wanted = expected or {job["number"]: "completed" for job in jobs}
     assert {job["number"]: job["status"] for job in jobs} == wanted
@@ -276,7 +275,7 @@ def check_invariants(
         assert ends == 1 or (ends == 0 and crashed_out), (number, kinds)
         assert kinds["job.queued"] == 1, (number, kinds)
         assert kinds["job.started"] == len(mine), (number, kinds)
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in itertools.pairwise(mine):
             assert before["finished_ms"] <= after["started_ms"], f"job {number} ran beside itself"
 
     true = Counter(("batch", job["batch"] or "", job["status"]) for job in jobs)

@@ -1,5 +1,7 @@
 """What the children of the crash tests do, forked off by `serve`: handlers and tasks."""
 
+# ruff: noqa: T201, ASYNC110, ASYNC240 - children speak by print, and wait for files on purpose
+
 from __future__ import annotations
 
 import asyncio
@@ -101,17 +103,6 @@ def gated_thread(job: Any) -> int:
     return int(job.number)
 
 
-def gated_big(job: Any) -> str:
-    """Past the gate it makes a file and returns a text, both of some size."""
-    LEDGER.write("begin", job)
-    while not GATE.exists():
-        time.sleep(0.01)
-    with job.output(".bin") as path:
-        path.write_bytes(os.urandom(job.payload.get("bytes", 1000)))
-    LEDGER.write("end", job)
-    return "x" * 20_000
-
-
 async def returns_much(job: Any) -> str:
     """Past the gate it returns a text: a result that is only in memory."""
     LEDGER.write("begin", job)
@@ -128,6 +119,14 @@ def file_then_gate(job: Any) -> str:
     LEDGER.write("begin", job)
     while not GATE.exists():
         time.sleep(0.01)
+    LEDGER.write("end", job)
+    return str(path)
+
+
+async def async_file(job: Any) -> str:
+    LEDGER.write("begin", job)
+    with job.output(".bin") as path:
+        path.write_bytes(os.urandom(3000))
     LEDGER.write("end", job)
     return str(path)
 
@@ -182,7 +181,7 @@ async def napping_async(job: Any) -> str:
 HANDLERS: dict[str, Callable[..., Any]] = {
     handler.__name__: handler
     for handler in (
-        *(mixed, clip, noop, gated, gated_thread, gated_big, returns_much, file_then_gate),
+        *(mixed, clip, noop, gated, gated_thread, returns_much, file_then_gate),
         *(dies_once, ends_everything, flaky, napping, napping_async),
     )
 }
@@ -268,14 +267,17 @@ def _tell_of_reaps() -> None:
 
 
 def _lose_answers(every: int) -> None:
-    """Makes each n-th commit and says that it failed, as an I/O error at the wrong moment does."""
+    """Says of each n-th commit that it failed. Of these every other one was made all the same."""
     plain = SqliteStore._commit
     count = 0
 
     def commit(self: Any) -> None:
         nonlocal count
         count += 1
-        plain(self)
+        if count % (2 * every) == 0:
+            self._conn.execute("ROLLBACK")
+        else:
+            plain(self)
         if count % every == 0:
             raise StoreError("the answer was lost", is_unknown=True)
 
@@ -358,17 +360,9 @@ def interrupts(db: str, ledger: str, seed: int, told: str) -> None:
             at.during(run.wait, 0.03)
             at.during(lambda run=run: run.stop(0.5), 0.01)  # type: ignore[misc]
         at.is_armed = False
-        until(lambda: sum(t.name == "vqkit-pump" for t in threading.enumerate()) <= 1, "pumps")
+        until(lambda: sum(t.name == "vqkit-pump" for t in threading.enumerate()) <= 1, "pumps", 5)
         q.run(noop).check()
         Path(told).write_text(json.dumps({"count": at.count, "longest_s": at.longest_s}))
-
-
-async def async_file(job: Any) -> str:
-    LEDGER.write("begin", job)
-    with job.output(".bin") as path:
-        path.write_bytes(os.urandom(3000))
-    LEDGER.write("end", job)
-    return str(path)
 
 
 def asked_while_finishing(db: str, ledger: str, gate: str, what: str) -> None:
@@ -571,6 +565,7 @@ def serve() -> None:
 
 def _become(log: str) -> None:
     os.setsid()
+    os.environ["CRASH_TEST_CHILD"] = log  # what it starts is known by this
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -580,8 +575,11 @@ def _become(log: str) -> None:
 
 
 TASKS: dict[str, Callable[..., None]] = {
-    task.__name__: task for task in (drain, batch, hold_mutex, put_one, pump_fails, leave, interrupts,
-        interrupted_then_closed, forked, asked_while_finishing)
+    task.__name__: task
+    for task in (
+        *(drain, batch, hold_mutex, put_one, pump_fails, leave, interrupts),
+        *(interrupted_then_closed, forked, asked_while_finishing),
+    )
 }
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,12 +38,8 @@ def fill(folder: Path) -> Path:
             with contextlib.suppress(OSError):
                 while True:
                     file.write(b"\0" * size)
-    try:
+    with pytest.raises(OSError, match="No space left"):
         (folder / "probe").write_bytes(b"\0" * 8192)
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
-    else:
-        raise AssertionError("the disk is not full")
     (folder / "probe").unlink()
     return filler
 
@@ -70,8 +64,8 @@ def test_results_in_memory_outlive_a_full_disk(
     until(lambda: is_drained(db), "the results to be stored", 20)
     child.finish()
     jobs = check_invariants(db)
-    assert ledger.count("begin") == {n: 1 for n in range(1, 121)}
-    assert {(job["attempt"], job["crashes"]) for job in jobs} == {(1, 0)}
+    assert ledger.count("begin") == dict.fromkeys(range(1, 121), 1)
+    assert {(job["attempt"], job["deaths"]) for job in jobs} == {(1, 0)}
 
 
 def test_files_that_were_made_outlive_a_full_disk(
@@ -93,8 +87,8 @@ def test_files_that_were_made_outlive_a_full_disk(
     until(lambda: is_drained(db), "the end", 40)
     child.finish()
     jobs = check_invariants(db, outputs=outputs)
-    assert ledger.count("begin") == {n: 1 for n in range(1, 7)}
-    assert {(job["attempt"], job["crashes"]) for job in jobs} == {(1, 0)}
+    assert ledger.count("begin") == dict.fromkeys(range(1, 7), 1)
+    assert {(job["attempt"], job["deaths"]) for job in jobs} == {(1, 0)}
     assert made <= {inode for inode, _ in inodes(outputs).values()}
 
 
@@ -119,6 +113,5 @@ def test_a_log_that_cannot_grow_holds_results_up_and_loses_none(
     until(lambda: is_drained(db), "the end", 40)
     child.finish()
     jobs = check_invariants(db)
-    assert ledger.count("begin") == {n: 1 for n in range(1, 21)}
-    assert {(job["attempt"], job["crashes"]) for job in jobs} == {(1, 0)}
-    assert os.stat(f"{db}-vqkit").st_size >= 0
+    assert ledger.count("begin") == dict.fromkeys(range(1, 21), 1)
+    assert {(job["attempt"], job["deaths"]) for job in jobs} == {(1, 0)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,10 @@ class Place:
             return set()
         try:
             done = {r[0] for r in ask(self.db, "SELECT number FROM jobs WHERE finished_ms > 0")}
-        except Exception as error:  # the tables were not made yet, or the log is to be recovered
-            assert "no such table" in str(error) or "unable to open" in str(error), error
-            return set()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error) or "unable to open" in str(error):
+                return set()  # it died before the tables, or the log, were made
+            raise
         return done | {int(name[:5]) for name in inodes(self.outputs)}
 
 
@@ -50,7 +52,7 @@ def writes_of_a_batch(forks: Forks, folder: Path) -> list[str]:
 def test_dying_at_any_write_loses_nothing_and_runs_nothing_finished_again(
     share: int, forks: Forks, tmp_path: Path
 ) -> None:
-    """Each n of this share: dies at the n-th write, then again early on, then runs to the end."""
+    """Each n of this share: dies there, sometimes once more early on, then runs to the end."""
     n = share + 1
     last = len(writes_of_a_batch(forks, tmp_path / "count"))
     deaths = 0
@@ -62,7 +64,7 @@ def test_dying_at_any_write_loses_nothing_and_runs_nothing_finished_again(
         if code == 0 and n > last:
             break
         deaths += code != 0
-        for again in (1 + (n * 7) % 40, None):
+        for again in (1 + (n * 7) % 40, None) if n // SHARES % 2 else (None,):
             finished, files = place.finished(), inodes(place.outputs)
             begun = len(place.ledger.lines())
             code = forks.run("batch", place.folder, die_at=again, **args)

@@ -52,7 +52,7 @@ def test_the_jobs_of_a_stopped_process_are_left_to_it(
         child.send(signal.SIGTERM)
         child.finish()
     jobs = check_invariants(db)
-    assert {(job["attempt"], job["crashes"]) for job in jobs} == {(1, 0)}
+    assert {(job["attempt"], job["deaths"]) for job in jobs} == {(1, 0)}
     assert {line.pid for line in ledger.lines("end") if line.job <= 3} == {first.pid}
 
 
@@ -73,7 +73,7 @@ def test_the_jobs_of_a_stopped_process_that_is_then_killed_are_taken_over_soon(
     second.send(signal.SIGTERM)
     second.finish()
     jobs = check_invariants(db)
-    assert {(job["attempt"], job["crashes"]) for job in jobs} == {(1, 1)}
+    assert {(job["attempt"], job["crashes"], job["deaths"]) for job in jobs} == {(1, 0, 1)}
 
 
 def test_a_writer_stopped_in_a_transaction_is_named_to_whoever_waits(

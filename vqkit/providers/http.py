@@ -34,22 +34,21 @@ import contextlib
 import fnmatch
 import functools
 import json
-import logging
 import math
 import re
 import unicodedata
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path, PurePosixPath
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import quote, urljoin, urlsplit
 
+from .. import secrets
 from ..clock import Clock, SystemClock
 from ..codec import encode, plain
 from ..errors import UsageError
-from ..secrets import redact
 from . import download as transfer
 from .contract import (
     AccountKey,
@@ -72,7 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpApi", "HttpList", "HttpProvider", "fill", "pick"]
 
-log = logging.getLogger("vqkit.providers")
+log = secrets.logger("vqkit.providers")
 
 REPLY_MAX = 16 << 20
 PAGES_MAX = 50
@@ -176,14 +175,14 @@ class HttpApi:
         kind, listing = self.capabilities.idempotency, self.listing or HttpList(path="")
         lines = [line for line in (self.submit, self.poll, self.result, self.cancel) if line]
         bad = [line for line in lines if not re.fullmatch(r"[A-Z]+ /.*", line)]
-        odd = {*self.states.values(), *self.kinds.values()}
-        odd -= {*get_args(State), *get_args(ProviderErrorKind)}
+        odd: list[str] = [one for one in self.states.values() if one not in get_args(State)]
+        odd += [one for one in self.kinds.values() if one not in get_args(ProviderErrorKind)]
         sent = {*_names([self.body, self.submit, self.idempotency])}
         is_url = urlsplit(self.base_url).scheme in ("http", "https")
         for is_wrong, said in (
             (not is_url, f"base_url is {self.base_url!r}; expected https://…"),
             (bad, f"{bad} are no requests; expected such as 'GET /tasks/{{id}}'"),
-            (odd, f"{sorted(odd)} are no State and no ProviderErrorKind"),
+            (odd, f"{odd}: expected a State in states, a ProviderErrorKind in kinds"),
             (
                 kind not in ("list", "none") and "idempotency_key" not in sent,
                 f"idempotency is {kind!r}, but nothing sends {{idempotency_key}}",
@@ -198,7 +197,8 @@ class HttpApi:
             if is_wrong:
                 raise UsageError(said)
         paths = [self.id, self.state, self.progress, self.cost, self.error_code, self.expires]
-        paths += [self.error_message, self.poll_after, self.retry_after]
+        paths += [self.error_message, self.poll_after, self.retry_after, *listing.echo.values()]
+        paths += [listing.items, listing.id, listing.created, listing.tag, listing.cursor]
         for path in (*paths, "" if self.outputs.startswith("/") else self.outputs):
             _steps(path)
 
@@ -292,10 +292,7 @@ class _Reply:
     doc: Any
     text: str = ""
     file: Path | None = None
-
-    @property
-    def is_web_page(self) -> bool:
-        return "html" in self.headers.get("content-type", "")
+    is_page: bool = False  # from a gateway or a log-in, so it says nothing of a render
 
     def first(self, path: str) -> Any:
         return next(iter(pick(self.doc, path, self.headers)), None) if path else None
@@ -405,8 +402,8 @@ class HttpProvider:
         api = self.api
         reply = await self._call(api.poll, handle, account, also=(404,))
         if reply.status == 404:
-            # A gateway's page says nothing of the render, and "not found" may mean "send it".
-            if reply.is_web_page or self._declared_kind(404, reply.words(api.error_code)):
+            # Not lightly: where ids are our own, "not found" means "send it".
+            if reply.is_page or self._declared_kind(404, reply.words(api.error_code)):
                 raise self._error(reply, account, api.poll)
             return Status("not_found")
         word = reply.words(api.state)
@@ -498,6 +495,7 @@ class HttpProvider:
             return [] if state == "not_found" else [Match(handle, since_ms, is_certain=True)]
         if listing is None:
             raise ProviderError(f"{self.name} has no list to find a render in")
+        since_ms -= 1000  # many write down the second a render was made in, cut off
         matches: dict[Any, Match] = {}
         is_unclear = False
         for item in await self._listed(listing, values, account, since_ms):
@@ -533,8 +531,11 @@ class HttpProvider:
             if not isinstance(docs, list):
                 raise self._error(reply, account, f"{listing.path} (no list at {listing.items!r})")
             items = [_Reply(reply.status, {}, doc) for doc in docs]
+            ids = [item.first(listing.id) for item in items]
+            if not all(isinstance(one, str | int) for one in ids):
+                raise self._error(reply, account, f"{listing.path} (an item lacks {listing.id!r})")
             count = len(found)
-            found |= {item.first(listing.id): item for item in items}
+            found.update(zip(ids, items, strict=True))
             times = [item.moment_ms(listing.created) for item in items]
             is_past = listing.is_newest_first and all(t is not None and t < since_ms for t in times)
             cursor = reply.first(listing.cursor)
@@ -624,7 +625,9 @@ class HttpProvider:
             doc = json.loads(bytes(body))
         except (ValueError, RecursionError):
             doc = _ABSENT
-        return _Reply(status, headers, doc, body[:2000].decode("utf-8", "replace"))
+        is_page = "html" in media or not transfer.may_keep(self._home, response.url)
+        text = body[:2000].decode("utf-8", "replace")
+        return _Reply(status, headers, doc, text, is_page=is_page)
 
     def _client(self, *, is_fresh: bool) -> httpx.AsyncClient:
         """The client of this loop. Its transport never tries again: retries=0 is its default.
@@ -723,7 +726,7 @@ class HttpProvider:
         if reply.status == 404 and kind == "invalid" and line != api.submit:
             kind = "unknown"
         is_billed = self.capabilities.is_moderated_billed if kind == "moderated" else None
-        text = message or code or ("a web page" if reply.is_web_page else reply.text)
+        text = message or code or ("a web page" if reply.is_page else reply.text)
         text = text or reply.headers.get("location", "")
         return ProviderError(
             f"{self.name}: {line} gave HTTP {reply.status}: {_clean(text, account)}",
@@ -771,7 +774,7 @@ class HttpProvider:
     def _cost(self, reply: _Reply) -> int | None:
         unit = _UNIT_MICROUSD.get(self.api.cost_unit, self.api.credit_microusd)
         text = str(reply.first(self.api.cost)).strip().lstrip("$").replace(",", "")
-        with contextlib.suppress(InvalidOperation):  # Infinity and NaN among them
+        with contextlib.suppress(ArithmeticError):  # no number, NaN, beyond measure
             amount = (Decimal(text) * unit).quantize(Decimal(1), ROUND_HALF_UP)
             return int(amount) if amount >= 0 else None
         return None
@@ -799,7 +802,7 @@ def _values(request: Mapping[str, Any], account: AccountKey, key: str) -> Mappin
 
 
 def _clean(text: str, account: AccountKey) -> str:
-    text = redact(text)
+    text = secrets.redact(text)
     return " ".join((text.replace(account.key, "[key]") if account.key else text).split())[:300]
 
 
