@@ -769,10 +769,11 @@ async def test_a_list_that_does_not_come_to_an_end_is_an_error_not_nothing():
         says(503, {}),
         Reply(200, {}, b"<html>"),
     ):
-        async with provided(LUMA_LIKE, lambda _, reply=reply: reply) as (provider, _):
+        async with provided(LUMA_LIKE, lambda _, reply=reply: reply) as (provider, server):
             with pytest.raises(ProviderError) as caught:
                 await found(provider, {"prompt": "a fox"})
             assert caught.value.kind == "unknown", reply
+            assert len(server.asked) <= 2
 
 
 async def test_a_render_that_no_longer_tells_its_request_leaves_it_unknown():

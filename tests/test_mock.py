@@ -458,9 +458,10 @@ def test_parts_of_two_files_are_never_put_together(
     status = scene.set(truncate=FIRST, **knobs).rendered()
     error = failing(scene.fetch, status.links[0])
     scene.fetch(status.links[0], etag=error.facts["etag"])
-    of = scene.renders[0].fingerprint
-    assert scene.path.read_bytes() in [content(of, 0, 4096, version) for version in range(4)]
-    files = [r for r in scene.mock.requests() if r.render == scene.renders[0].id]
+    [render] = scene.renders
+    versions = [content(render.fingerprint, 0, 4096, version) for version in range(4)]
+    assert scene.path.read_bytes() in versions
+    files = [r for r in scene.mock.requests() if r.render == render.id]
     assert [r.status for r in files if r.what == "file"] == answers
 
 

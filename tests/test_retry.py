@@ -70,6 +70,7 @@ def test_the_ceiling_doubles_until_the_longest_wait() -> None:
         {"max_attempts": 0},
         {"max_attempts": True},
         {"max_crashes": 0},
+        {"max_deaths": 0},
         {"base_s": -1},
         {"base_s": 10, "max_s": 5},
         {"max_s": float("inf")},

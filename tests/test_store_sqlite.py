@@ -32,6 +32,7 @@ from vqkit.errors import (
 )
 from vqkit.job import Account
 from vqkit.store import sqlite
+from vqkit.store import thread as thread_module
 from vqkit.store.base import JobFilter, Runner
 from vqkit.store.files import WriteMutex, process_note
 from vqkit.store.sqlite import HOT_STATEMENTS, SqliteStore
@@ -684,6 +685,34 @@ def test_a_closed_thread_finishes_what_it_was_given_and_takes_no_more(
     with pytest.raises(StoreLost, match="closed"):
         thread.call(ids)
     assert not wal_of(path).exists()
+
+
+def test_nobody_waits_for_ever_for_a_thread_that_is_closed_meanwhile(
+    thread: StoreThread[SqliteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_the_door, closed, told = threading.Event(), threading.Event(), []
+    real = thread_module._Task
+
+    def slow_task(function: Callable[[Any], Any]) -> Any:
+        if threading.current_thread().name == "late":  # past the look whether it is open
+            at_the_door.set()
+            assert closed.wait(30)
+        return real(function)
+
+    monkeypatch.setattr(thread_module, "_Task", slow_task)
+
+    def late() -> None:
+        with pytest.raises(StoreLost, match="closed"):
+            thread.call(ids)
+        told.append(True)
+
+    caller = threading.Thread(target=late, name="late", daemon=True)
+    caller.start()
+    assert at_the_door.wait(30)
+    thread.close()
+    closed.set()
+    caller.join(10)
+    assert told
 
 
 def test_an_interrupt_of_the_waiting_thread_does_not_break_a_transaction(

@@ -245,11 +245,11 @@ class Ledger:
 
     def received(self, request: Request, *, is_new: bool = True) -> None:
         """Notes a request; it is in the file after `write`."""
-        plain = Request(**{each.name: getattr(request, each.name) for each in fields(Request)})
-        self.requests.append(plain)
-        self.counts.update((name, of) for name, of in plain.rolls)
-        if is_new:
-            self._requests.append(plain)
+        if is_new:  # the server's calls carry more than is noted
+            known = {each.name: getattr(request, each.name) for each in fields(Request)}
+            self._requests.append(request := Request(**known))
+        self.requests.append(request)
+        self.counts.update((name, of) for name, of in request.rolls)
 
     def write(self) -> None:
         """All that was noted goes into the file at once: a kill leaves all of it or nothing."""

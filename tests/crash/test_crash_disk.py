@@ -59,7 +59,8 @@ def test_results_in_memory_outlive_a_full_disk(
     (tmp_path / "gate").touch()
     until(lambda: len(ledger.lines("end")) == 120, "all to have their results")
     until(lambda: "full" in child.said, "the user to be told", 20)
-    assert not (disk / "q.db-vqkit" / "ballast").exists(), "the ballast was not given up"
+    ballast = disk / "q.db-vqkit" / "ballast"
+    until(lambda: not ballast.exists(), "the ballast to be given up", 20)
     filler.unlink()
     until(lambda: is_drained(db), "the results to be stored", 20)
     child.finish()

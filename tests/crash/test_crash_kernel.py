@@ -102,7 +102,7 @@ def test_a_forked_child_does_not_open_the_file_anew_without_locks(
         q.accounts.add("a", provider="gated", capacity=2)
         q.put_many([{"prompt": str(i)} for i in range(2)])
     told, gate = tmp_path / "told", tmp_path / "gate"
-    child = start("forked", db=db, ledger=ledger.path, gate=gate, told=told)
+    child = start("forked", db=db, ledger=ledger.path, gate=gate, told=told, opens=True)
     until(lambda: len(ledger.lines("begin")) == 2, "the jobs to be at work")
     gate.touch()
     child.finish()

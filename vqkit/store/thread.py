@@ -60,6 +60,7 @@ class StoreThread(Generic[S]):
         self._inbox: SimpleQueue[_Task[Any] | None] = SimpleQueue()
         self._pid = os.getpid()
         self._is_closed = False
+        self._gate = threading.RLock()  # a finalizer may come in between
         opened: Future[S] = Future()
         self._thread = threading.Thread(
             target=self._serve, args=(open_store, opened), name=name, daemon=True
@@ -92,10 +93,11 @@ class StoreThread(Generic[S]):
                 "this process was forked from the one that opened the queue;"
                 " open it anew here with Queue(path)"
             )
-        if self._is_closed:
-            raise StoreLost("this queue is closed; open it again with Queue(path)")
         task = _Task(function)
-        self._inbox.put(task)
+        with self._gate:  # what comes in behind the end would be waited for without end
+            if self._is_closed:
+                raise StoreLost("this queue is closed; open it again with Queue(path)")
+            self._inbox.put(task)
         return task
 
     def call(self, function: Callable[[S], T], timeout_s: float | None = None) -> T:
@@ -122,11 +124,14 @@ class StoreThread(Generic[S]):
 
     def close(self) -> None:
         """Runs what was queued, closes the store, ends the thread. Twice is harmless."""
-        if self._is_closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        closing = self._submit(lambda store: store.close())
-        self._is_closed = True
-        self._inbox.put(None)
+        with self._gate:
+            if self._is_closed:
+                return
+            closing = self._submit(lambda store: store.close())
+            self._is_closed = True
+            self._inbox.put(None)
         closing.future.result()
         self._thread.join()
 
