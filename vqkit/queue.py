@@ -859,6 +859,8 @@ def _expanded(spec: JobSpec) -> list[Job]:
         )
     payload_hash = codec.content_hash(spec.payload)
     key = spec.key or content_key(spec)
+    if "\0" in key:
+        raise PayloadError("the key holds a NUL character; leave it out")
     return [
         Job(
             number=0,

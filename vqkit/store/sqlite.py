@@ -547,7 +547,8 @@ class SqliteStore(Store):
 
     def _finished_before(self, at_ms: int, statuses: Sequence[str], limit: int) -> list[Job]:
         sql = (
-            f"{_FROM_JOBS} WHERE finished_ms < ? AND status IN (SELECT value FROM json_each(?))"
+            f"{_FROM_JOBS} WHERE finished_ms < ? AND is_open = 0"
+            " AND status IN (SELECT value FROM json_each(?))"
             " ORDER BY number LIMIT ?"
         )
         return self._jobs(sql, (at_ms, codec.dumps(list(statuses)), limit))
