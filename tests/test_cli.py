@@ -20,6 +20,7 @@ from rich.console import Console
 from vqkit import GiveUp, Queue, cli, doctor
 from vqkit.lifecycle import VERBS
 from vqkit.queue import _builtin_providers
+from vqkit.words import EVENTS, event_words
 
 DEADLINE_S = 40
 VQKIT = [sys.executable, "-m", "vqkit"]
@@ -439,13 +440,13 @@ def test_of_many_events_the_newest_are_shown(foxes, monkeypatch):
 
 def test_every_kind_of_event_has_words():
     kinds = {rule.event for rule in VERBS.values()}
-    assert kinds <= cli.EVENTS.keys()
-    for kind in cli.EVENTS:
-        assert "{" not in cli._event_words(kind, {})
-    assert cli._event_words("job.reclaimed", {"delay_s": 0.0}).startswith("put back")
-    assert cli._event_words("job.reclaimed", {"seconds": 1.0}).startswith("completed")
-    assert cli._event_words("job.reclaimed", {"error": "Crashed"}).startswith("failed")
-    assert cli._event_words("job.new_kind", {"a": 1}) == "new kind {'a': 1}"
+    assert kinds <= EVENTS.keys()
+    for kind in EVENTS:
+        assert "{" not in event_words(kind, {})
+    assert event_words("job.reclaimed", {"delay_s": 0.0}).startswith("put back")
+    assert event_words("job.reclaimed", {"seconds": 1.0}).startswith("completed")
+    assert event_words("job.reclaimed", {"error": "Crashed"}).startswith("failed")
+    assert event_words("job.new_kind", {"a": 1}) == "new kind {'a': 1}"
 
 
 def test_following_shows_new_events_and_ends_at_ctrl_c(foxes):

@@ -39,6 +39,7 @@ from .run import Run, Summary
 from .snapshot import Snapshot, duration_text, take
 from .store.base import JobFilter
 from .store.sqlite import SqliteStore
+from .words import clean, count, event_words, failure_of, failure_text, near, shorten, what
 
 __all__ = ["main"]
 
@@ -54,7 +55,6 @@ PROBLEMS_SHOWN, FAILURES_SHOWN, FILES_SHOWN, ACCOUNTS_SHOWN = 10, 10, 20, 12
 EVENTS_SHOWN = JOBS_SHOWN = 50
 PAGE = 1000
 SIGNS = {"completed": "█", "failed": "x", "running": "▒", "in_doubt": "?", "cancelled": "-"}
-JOINERS = "\u200c\u200d"  # emoji and scripts need them; all else unprintable is shown as �
 
 
 class _Failed(click.ClickException):
@@ -81,7 +81,7 @@ class _Main(click.Group):
             if isinstance(error, PumpError) and not isinstance(error.__cause__, VqkitError):
                 raise  # a fault of vqkit's own: its traceback is what helps
             kind = _Misused if isinstance(error, UsageError) else _Failed
-            raise kind(_clean(error)) from error
+            raise kind(clean(error)) from error
         except KeyboardInterrupt:
             click.echo("\nstopped", err=True)
             ctx.exit(130)
@@ -185,7 +185,7 @@ def _check_out(db: Path, out: Path | None) -> None:
         is_used = bool(store.outputs())
     if kept is not None and is_used and (db.resolve().parent / kept) != out.expanduser().resolve():
         raise UsageError(
-            f"{db} keeps its finished files in {_near(db.resolve().parent / kept)}; leave out"
+            f"{db} keeps its finished files in {near(db.resolve().parent / kept)}; leave out"
             " --out, or begin another queue with --db"
         )
 
@@ -214,20 +214,20 @@ def _settle_accounts(q: Queue, provider: str, accounts: int | None, capacity: in
 
 def _tell_added(screen: _Screen, table: intake.Table, added: Added, q: Queue) -> None:
     jobs = added.new + added.existing + added.changed + added.conflicts
-    screen.say(f"Read {_clean(table.source)}: {_count(jobs, 'job')}, {_added_text(added)}.")
+    screen.say(f"Read {clean(table.source)}: {count(jobs, 'job')}, {_added_text(added)}.")
     for note in table.notes:
-        screen.say(f"  {_clean(note)}")
+        screen.say(f"  {clean(note)}")
     if added.problems:
-        screen.say(f"Skipped, for it cannot run: {_count(len(added.problems), 'row')}", "yellow")
+        screen.say(f"Skipped, for it cannot run: {count(len(added.problems), 'row')}", "yellow")
         for problem in added.problems[:PROBLEMS_SHOWN]:
-            screen.say(f"  row {problem.row}: {_clean(problem.reason)}", "yellow")
+            screen.say(f"  row {problem.row}: {clean(problem.reason)}", "yellow")
         if (more := len(added.problems) - PROBLEMS_SHOWN) > 0:
             screen.say(f"  and {more} more", "yellow")
     if added.conflicts:
-        had = _count(added.conflicts, "row")
+        had = count(added.conflicts, "row")
         screen.say(f"{had} changed after the work had begun: what was read first counts.", "yellow")
     if (others := q.stats()["total"] - jobs) > 0:
-        screen.say(f"The queue holds {_count(others, 'other job')} too, worked on as well.")
+        screen.say(f"The queue holds {count(others, 'other job')} too, worked on as well.")
 
 
 def _added_text(added: Added) -> str:
@@ -265,12 +265,12 @@ def _stop_politely(began: Run, screen: _Screen, since_s: float) -> float:
     if not since_s:
         n = began.release()
         what = (
-            f"finishing {_count(n, 'job')} at work, at most {GRACE_S:.0f} s" if n else "one moment"
+            f"finishing {count(n, 'job')} at work, at most {GRACE_S:.0f} s" if n else "one moment"
         )
         screen.say(f"Stopping: {what}. Press Ctrl-C again to stop at once.", "yellow")
         return time.monotonic()
     if time.monotonic() > since_s + GRACE_S and began.is_running:
-        left = _count(began.following, "job")
+        left = count(began.following, "job")
         screen.say(f"{GRACE_S:.0f} s are over: {left} at work stopped and put back.", "yellow")
         began.stop(grace_s=0.0)
     return since_s
@@ -300,24 +300,24 @@ def _tell_end(screen: _Screen, q: Queue, file: Path, summary: Summary, *, is_sto
     screen.say(f"{head}: {words}, in {duration_text(summary.seconds)}.", style)
     failed = summary.counts.get("failed", 0)
     for job in q.jobs(status="failed", newest=FAILURES_SHOWN):
-        screen.say(f"  {_failure_text(job)}", "red")
+        screen.say(f"  {failure_text(job)}", "red")
     if failed > FAILURES_SHOWN:
-        more = f"vqkit jobs {_near(q.path)} --status failed"
+        more = f"vqkit jobs {near(q.path)} --status failed"
         screen.say(f"  and {failed - FAILURES_SHOWN} more: {more}", "red")
     if summary.counts.get("queued") and not is_stopped:
         for name, reason in summary.why.items():
-            screen.say(f"  {_clean(name)}{': ' + _clean(reason) if reason else ''}", "yellow")
+            screen.say(f"  {clean(name)}{': ' + clean(reason) if reason else ''}", "yellow")
     files = q.outputs()
     if files:
-        screen.say(f"{_count(len(files), 'finished file')} in {_near(q.outputs_folder)}{os.sep}:")
+        screen.say(f"{count(len(files), 'finished file')} in {near(q.outputs_folder)}{os.sep}:")
     for path in files[:FILES_SHOWN]:
-        screen.say(f"  {_near(path)}")
+        screen.say(f"  {near(path)}")
     if len(files) > FILES_SHOWN:
         screen.say(f"  and {len(files) - FILES_SHOWN} more")
     if is_stopped and summary.counts.get("queued"):
         screen.say(f"To go on: vqkit run {file}")
     elif failed:
-        screen.say(f"To try the failed again: vqkit requeue {_near(q.path)}")
+        screen.say(f"To try the failed again: vqkit requeue {near(q.path)}")
         screen.say(f"                   then: vqkit run {file}")
 
 
@@ -459,7 +459,7 @@ def status(db: Path | None, as_json: bool) -> None:
     if snapshot.failed:
         console.print(Text("newest failed:", "red"))
         for job in snapshot.failed:
-            console.print(Text(f"  {_failure_text(job)}"), soft_wrap=True)
+            console.print(Text(f"  {failure_text(job)}"), soft_wrap=True)
 
 
 @main.command()
@@ -495,10 +495,10 @@ def jobs(
     room = (console.width - 46) // 2
     for job in shown:
         made = ", ".join(file.name for file in files.get(job.number, []))
-        came = _failure_of(job) if job.error else made or job.reason
+        came = failure_of(job) if job.error else made or job.reason
         label = job.label(now_ms).replace("_", " ")
-        cells = (job.number, label, job.attempt, job.account, job.row, _what(job), came)
-        texts = [Text(_clean(cell or "")) for cell in cells]
+        cells = (job.number, label, job.attempt, job.account, job.row, what(job), came)
+        texts = [Text(clean(cell or "")) for cell in cells]
         for text in texts[-2:]:
             text.truncate(max(20, room), overflow="ellipsis")
         table.add_row(*texts, style=html.STATUS[job.status][0])
@@ -551,7 +551,7 @@ def export_(db: Path, file: Path) -> None:
 
     with Queue(_existing(db)) as q:
         export.save(q, file)
-        click.echo(f"{_count(len(q), 'job')} saved to {file}")
+        click.echo(f"{count(len(q), 'job')} saved to {file}")
 
 
 @main.command(name="doctor")
@@ -597,7 +597,7 @@ def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json:
         if as_json:
             click.echo(json.dumps({"changed": n, "stopping": asked}))
             return
-        click.echo(f"{_count(n, 'job')} cancelled" if n else "nothing to cancel")
+        click.echo(f"{count(n, 'job')} cancelled" if n else "nothing to cancel")
         if asked:
             click.echo(f"of these {len(asked)} at work: cancelled as soon as they have stopped")
         for job in map(q.job, numbers):
@@ -622,7 +622,7 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
         else:
             is_busy = any(runner.is_alive for runner in q.snapshot().runners)
             then = "they are begun soon" if is_busy else "the next vqkit run makes them"
-            click.echo(f"{_count(n, 'job')} put back: {then}")
+            click.echo(f"{count(n, 'job')} put back: {then}")
 
 
 def _db_and_jobs(which: tuple[str, ...]) -> tuple[Path | None, list[int]]:
@@ -718,48 +718,6 @@ def _in_background(function: Callable[[], T]) -> Future[T]:
 # -- words -----------------------------------------------------------------------------------
 
 
-def _clean(text: object) -> str:
-    """Text on one line that cannot steer a terminal."""
-    line = " ".join(str(text).split())
-    return "".join(c if c.isprintable() or c in JOINERS else "\ufffd" for c in line)
-
-
-def _shorten(text: object, length: int) -> str:
-    line = _clean("" if text is None else text)
-    return line if len(line) <= length else line[: length - 1] + "…"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-def _near(path: Path) -> str:
-    """A path as one would type it here."""
-    with suppress(ValueError):
-        return str(path.relative_to(Path.cwd().resolve()))
-    return str(path)
-
-
-def _what(job: Job) -> str:
-    payload = job.payload
-    prompt = payload.get("prompt")
-    return prompt if isinstance(prompt, str) else job.payload_json
-
-
-def _failure_of(job: Job) -> str:
-    error = job.error or {}
-    said = ": ".join(filter(None, (error.get("type"), error.get("message")))) or job.reason
-    return _clean(said or "failed")
-
-
-def _failure_text(job: Job) -> str:
-    where = f" ({_clean(job.source)}, row {job.row})" if job.row else ""
-    line = (job.error or {}).get("line")
-    return f"job {job.number}{where}: {_shorten(_failure_of(job), 300)}" + (
-        f" [{_shorten(line, 120)}]" if line else ""
-    )
-
-
 def _headline(s: Snapshot) -> str:
     rate = f", {s.per_minute:.0f} a minute" if s.per_minute and s.eta_s is not None else ""
     return s.headline + rate
@@ -777,19 +735,19 @@ def _picture(s: Snapshot, width: int, note: str) -> Group:
     now_ms = SystemClock().now_ms()
     for a in s.accounts[:ACCOUNTS_SHOWN]:
         mine = [f"{j.number} {_stage(j, now_ms)}" for j in s.running if j.account == a.name]
-        doing = Text(_clean(a.why_not), "yellow") if a.why_not else Text(", ".join(mine[:6]))
+        doing = Text(clean(a.why_not), "yellow") if a.why_not else Text(", ".join(mine[:6]))
         accounts.add_row(
             f"  {a.name}", f"{a.live} of {a.capacity} busy", f"{a.completed} done", doing
         )
     more = len(s.accounts) - ACCOUNTS_SHOWN
     notes = [*s.waiting, *s.notes, *([f"and {more} more accounts"] if more > 0 else [])]
     head = Text(", ".join(filter(None, (_headline(s), note))), "bold")
-    return Group(bar, head, accounts, *(Text(f"  {_clean(n)}", "yellow") for n in notes))
+    return Group(bar, head, accounts, *(Text(f"  {clean(n)}", "yellow") for n in notes))
 
 
 def _stage(job: Job, now_ms: int) -> str:
     done = f" {job.progress:.0%}" if job.progress is not None else ""
-    return _clean(job.label(now_ms)).replace("assigned", "begins") + done
+    return clean(job.label(now_ms)).replace("assigned", "begins") + done
 
 
 def _job_dict(job: Job, files: Iterable[Path]) -> dict[str, Any]:
@@ -816,64 +774,8 @@ def _event_json(e: Event) -> str:
 def _event_line(event: Event) -> str:
     when = local_text(event.at_ms, SystemClock().now_ms())
     who = "queue" if event.job is None else f"job {event.job}"
-    text = f"{when}  {who:<9} {_shorten(_event_words(event.type, event.data), 300)}"
+    text = f"{when}  {who:<9} {shorten(event_words(event.type, event.data), 300)}"
     return click.style(text, fg={"warning": "yellow", "error": "red"}.get(event.level))
-
-
-class _Facts(dict[str, Any]):
-    """An event's data for a template: what it does not hold is left out."""
-
-    def __missing__(self, name: str) -> str:
-        return ""
-
-
-# {wrong} is the error with its line, {because} the reason, {again} when it is tried again.
-EVENTS = {
-    "job.queued": "put in {origin}",
-    "job.changed": "its row has changed: the new text counts",
-    "job.started": "begun on {account}, try {attempt}",
-    "job.stage_changed": "{stage} {done}",
-    "job.logged": "says: {message}",
-    "job.step_done": "step {name} is done",
-    "job.completed": "completed in {took} on {account}",
-    "job.retry_scheduled": "{wrong}; {again}",
-    "job.failed": "failed: {wrong}{because}",
-    "job.snoozed": "put off, {again}{because}",
-    "job.released": "given back{because}",
-    "job.reclaimed": "put back: the process that ran it died",
-    "job.in_doubt": "nobody knows whether it was sent{because}",
-    "job.resolved": "the doubt is settled{because}",
-    "job.cancelled": "cancelled{because}",
-    "job.cancel_requested": "asked to stop",
-    "job.requeued": "put back by you; it was {was}",
-    "job.expired": "cancelled: its time was over before its turn came",
-    "job.late_result": "a result came too late and is kept aside",
-    "run.recovered": "recovered: {text}",
-    "account.saved": "account {name} may run {capacity} at once",
-    "queue.paused": "paused",
-    "queue.resumed": "goes on",
-}
-
-
-def _event_words(kind: str, d: dict[str, Any]) -> str:
-    """What happened, as one would tell it; of a kind that is not known, what it holds."""
-    if kind not in EVENTS:
-        return f"{kind.partition('.')[2].replace('_', ' ')} {d or ''}"
-    if kind == "job.reclaimed" and "seconds" in d:
-        return "completed: it was finished when its process died, and is not made again"
-    if kind == "job.reclaimed" and d.get("error"):
-        kind = "job.failed"
-    wrong = ": ".join(filter(None, (d.get("error"), d.get("message"))))
-    facts = _Facts(
-        d,
-        wrong=wrong + (f" [{d['line']}]" if d.get("line") else ""),
-        because=f" ({d['reason']})" if d.get("reason") else "",
-        again=f"again in {duration_text(d['delay_s'])}" if d.get("delay_s") else "again at once",
-        done=f"{d['progress']:.0%}" if d.get("progress") else "",
-        took=f"{d.get('seconds', 0):.1f} s",
-        origin=f"({d['source']}, row {d.get('row')})" if d.get("source") else "",
-    )
-    return EVENTS[kind].format_map(facts)
 
 
 if __name__ == "__main__":

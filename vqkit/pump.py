@@ -160,6 +160,7 @@ class Pump:
         self._strays = Strays(store, providers, outputs, self._clock)
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._ended: list[Transition] = []
+        self._storing = 0
         self._noted: deque[Transition] = deque()
         self._asked: deque[Callable[[], None]] = deque()
         self._resters: list[Future[None]] = []
@@ -180,8 +181,8 @@ class Pump:
 
     @property
     def following(self) -> int:
-        """How many attempts are at work."""
-        return len(self._flights)
+        """How many attempts are at work, or have ended and are not stored yet."""
+        return len(self._flights) + len(self._ended) + self._storing
 
     @property
     def is_stopping(self) -> bool:
@@ -290,6 +291,7 @@ class Pump:
     async def _turn(self) -> TurnResult:
         """One transaction: settle all that has ended, claim all that is free."""
         ended, self._ended = self._ended, []
+        self._storing = len(ended)
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
         claim = None if self._is_stopping else Claim(self.id, self._why_not)
         row = self._health_row()
@@ -309,6 +311,7 @@ class Pump:
         if strays:
             self._errand(self._strays.see_to(strays, self._wake.set))
         self._must_look = False
+        self._storing = 0
         self._launch(self._unknown_claims(ours, result), result.accounts)
         self._tidy(ended)
         trouble = NO_ROOM if self._roomless else None

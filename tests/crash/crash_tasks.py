@@ -243,7 +243,7 @@ def drain(
             pass
     elif say_trouble:
         while run.is_running and (run.following or q.stats()["queued"]):
-            print(run.health.trouble or "well")
+            print(run.health.trouble or "well", f"({run.following} followed)")
             run.wait(0.05)
     else:
         summary = run.wait()

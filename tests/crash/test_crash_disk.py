@@ -61,6 +61,8 @@ def test_results_in_memory_outlive_a_full_disk(
     until(lambda: "full" in child.said, "the user to be told", 20)
     ballast = disk / "q.db-vqkit" / "ballast"
     until(lambda: not ballast.exists(), "the ballast to be given up", 20)
+    last = child.said.splitlines()[-1]
+    assert "(0 followed)" not in last, "a queue closed now would throw results away"
     filler.unlink()
     until(lambda: is_drained(db), "the results to be stored", 20)
     child.finish()

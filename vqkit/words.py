@@ -1,0 +1,131 @@
+"""vqkit's facts in a person's words: events, failures, counts, paths. Pure text, no colours."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .job import Job
+from .snapshot import duration_text
+
+__all__ = [
+    "EVENTS",
+    "clean",
+    "count",
+    "event_words",
+    "failure_of",
+    "failure_text",
+    "near",
+    "shorten",
+    "what",
+]
+
+JOINERS = "\u200c\u200d"  # emoji and scripts need them; all else unprintable is shown as �
+
+
+def clean(text: object) -> str:
+    """Text on one line that cannot steer a terminal."""
+    line = " ".join(str(text).split())
+    return "".join(c if c.isprintable() or c in JOINERS else "\ufffd" for c in line)
+
+
+def shorten(text: object, length: int) -> str:
+    """At most so much of a text, on one line that cannot steer a terminal."""
+    line = clean("" if text is None else text)
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def count(n: int, what: str) -> str:
+    """"1 row", "2 rows"."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def near(path: Path) -> str:
+    """A path as one would type it here."""
+    with suppress(ValueError):
+        return str(path.relative_to(Path.cwd().resolve()))
+    return str(path)
+
+
+def what(job: Job) -> str:
+    """What a job is about: its prompt, or else its payload."""
+    payload = job.payload
+    prompt = payload.get("prompt")
+    return prompt if isinstance(prompt, str) else job.payload_json
+
+
+def failure_of(job: Job) -> str:
+    """What went wrong, in a line."""
+    error = job.error or {}
+    said = ": ".join(filter(None, (error.get("type"), error.get("message")))) or job.reason
+    return clean(said or "failed")
+
+
+def failure_text(job: Job) -> str:
+    """The same with the job, its row, and the line of the user's code."""
+    where = f" ({clean(job.source)}, row {job.row})" if job.row else ""
+    line = (job.error or {}).get("line")
+    return f"job {job.number}{where}: {shorten(failure_of(job), 300)}" + (
+        f" [{shorten(line, 120)}]" if line else ""
+    )
+
+
+class _Facts(dict[str, Any]):
+    """An event's data for a template: what it does not hold is left out."""
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+# {wrong} is the error with its line, {because} the reason, {again} when it is tried again.
+EVENTS = {
+    "job.queued": "put in {origin}",
+    "job.changed": "its row has changed: the new text counts",
+    "job.started": "begun on {account}, try {attempt}",
+    "job.stage_changed": "{stage} {done}",
+    "job.logged": "says: {message}",
+    "job.step_begun": "step {name} is begun",
+    "job.step_done": "step {name} is done",
+    "job.completed": "completed in {took} on {account}",
+    "job.retry_scheduled": "{wrong}; {again}",
+    "job.failed": "failed: {wrong}{because}",
+    "job.snoozed": "put off, {again}{because}",
+    "job.released": "given back{because}",
+    "job.reclaimed": "put back: the process that ran it died",
+    "job.in_doubt": "nobody knows whether it was sent{because}",
+    "job.resolved": "the doubt is settled{because}",
+    "job.cancelled": "cancelled{because}",
+    "job.cancel_requested": "asked to stop",
+    "job.requeued": "put back by you; it was {was}",
+    "job.expired": "cancelled: its time was over before its turn came",
+    "job.late_result": "a result came too late and is kept aside",
+    "job.doubt_noted": "{note}",
+    "job.render_closed": "its render at the provider is closed: {note}",
+    "run.recovered": "recovered: {text}",
+    "account.saved": "account {name} may run {capacity} at once",
+    "account.parked": "account {name} rests: {reason}",
+    "queue.paused": "paused",
+    "queue.resumed": "goes on",
+}
+
+
+def event_words(kind: str, d: dict[str, Any]) -> str:
+    """What happened, as one would tell it; of a kind that is not known, what it holds."""
+    if kind not in EVENTS:
+        return f"{kind.partition('.')[2].replace('_', ' ')} {d or ''}"
+    if kind == "job.reclaimed" and "seconds" in d:
+        return "completed: it was finished when its process died, and is not made again"
+    if kind == "job.reclaimed" and d.get("error"):
+        kind = "job.failed"
+    wrong = ": ".join(filter(None, (d.get("error"), d.get("message"))))
+    facts = _Facts(
+        d,
+        wrong=wrong + (f" [{d['line']}]" if d.get("line") else ""),
+        because=f" ({d['reason']})" if d.get("reason") else "",
+        again=f"again in {duration_text(d['delay_s'])}" if d.get("delay_s") else "again at once",
+        done=f"{d['progress']:.0%}" if d.get("progress") else "",
+        took=f"{d.get('seconds', 0):.1f} s",
+        origin=f"({d['source']}, row {d.get('row')})" if d.get("source") else "",
+    )
+    return EVENTS[kind].format_map(facts)
