@@ -90,7 +90,8 @@ class OutputFolder:
         """Makes the files the job's own, for good. Returns the result, and them as outputs.
 
         Where a name was taken, by a render that was asked for again, the result tells the
-        new one. Raises OSError where a file is missing or the disk is full; nothing is renamed then.
+        new one. Raises OSError where a file is missing or the disk is full; nothing is renamed
+        then.
         """
         moves = []
         for file in made:

@@ -37,7 +37,7 @@ def shorten(text: object, length: int) -> str:
 
 
 def count(n: int, what: str) -> str:
-    """"1 row", "2 rows"."""
+    """A number and its noun, in the plural where it is not one."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
