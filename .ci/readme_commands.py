@@ -9,4 +9,4 @@ blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, re.DOTALL)
 commands = [line for block in blocks for line in block.strip().splitlines() if line.strip()]
 if len(commands) < 2:
     sys.exit("README has no two commands")
-print("\n".join(commands[:2]))
+sys.stdout.write("\n".join(commands[:2]) + "\n")
