@@ -607,10 +607,12 @@ class Pump:
                     f"vqkit-files-{job.number}",
                 )
             except OSError as error:
-                if error.errno not in FULL_ERRNOS:
+                if isinstance(error, FileNotFoundError):  # waiting does not bring it back
                     return _failed(error)
+                is_full = error.errno in FULL_ERRNOS
+                trouble = NO_ROOM if is_full else f"finished files cannot be stored: {error}"
                 self._roomless.add(job.number)
-                self.health = Health(self.health.state, NO_ROOM, self.health.why)
+                self.health = Health(self.health.state, trouble, self.health.why)
                 await self._store.acall(lambda store: store.make_room())
                 await self._clock.wait(asyncio.Event(), wait_s)
                 wait_s = min(longest_s, 2 * wait_s)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from . import codec, html, intake, secrets
 from .accounts import Accounts, check_capacity, microusd
 from .clock import Clock, SystemClock, as_ms
-from .errors import PayloadError, StoreError, UsageError
+from .errors import PayloadError, StoreError, StoreLost, UsageError
 from .job import (
     STATUSES,
     TERMINAL,
@@ -70,6 +70,7 @@ class _Shared:
         self.reader = StoreThread(lambda: SqliteStore(path, readonly=True), "vqkit-reader")
         self.providers: dict[str, Provider] = {}
         self.run: Run | None = None
+        self.earlier: list[Run] = []  # told to stop, perhaps still following their work
         self.holders = 0
 
     def is_current(self) -> bool:
@@ -113,8 +114,14 @@ class Queue:
     def _join(self) -> _Shared:
         shared = _open.get(self.path)
         if shared is not None and not shared.is_current():
-            if shared.pid == os.getpid():
-                shared.close()
+            if shared.pid != os.getpid():
+                raise StoreLost(
+                    f"this process was forked from the one that has {self.path} open. SQLite's"
+                    " locks do not survive a fork: work on the queue in a process of its own"
+                    " (subprocess, or multiprocessing.get_context('spawn')).",
+                    path=str(self.path),
+                )
+            shared.close()
             shared = None
         if shared is None:
             shared = _open[self.path] = _Shared(self.path)
@@ -147,10 +154,16 @@ class Queue:
     def _write(self, function: Callable[[SqliteStore], T]) -> T:
         """Runs it on the writing thread, and tells the pump."""
         shared = self._shared
-        result = shared.writer.call(function, WRITE_TIMEOUT_S)
-        if shared.run is not None:
-            shared.run.poke()
-        return result
+
+        def write(store: SqliteStore) -> T:
+            try:
+                return function(store)
+            finally:
+                # From here, where no interrupt of the caller can keep it from the pump.
+                if shared.run is not None:
+                    shared.run.poke()
+
+        return shared.writer.call(write, WRITE_TIMEOUT_S)
 
     def _read(self, function: Callable[[SqliteStore], T]) -> T:
         return self._shared.reader.call(function)
@@ -358,10 +371,6 @@ class Queue:
             self._ensure_account(provider.name, concurrency)
         elif concurrency is not None:
             raise UsageError("concurrency goes with a handler; accounts have their own capacity")
-        run = shared.run
-        if run is not None and run.is_running and not run.is_stopping:
-            run.rebind(retry)
-            return run
 
         def make(on_worker_start: Callable[[], None]) -> Pump:
             return Pump(
@@ -373,8 +382,18 @@ class Queue:
                 on_worker_start=on_worker_start,
             )
 
-        shared.run = Run(make, self._summary, self._set_paused)
-        return shared.run
+        def begin(_: SqliteStore) -> Run:
+            # On the store's thread, where no interrupt lands: else a pump could be started
+            # and forgotten, and two threads could start two.
+            run = shared.run
+            if run is not None and run.is_running and not run.is_stopping:
+                run.rebind(retry)
+                return run
+            shared.earlier = [r for r in (*shared.earlier, run) if r is not None and r.is_running]
+            shared.run = Run(make, self._summary, self._set_paused)
+            return shared.run
+
+        return shared.writer.call(begin)
 
     def run(
         self,
@@ -389,14 +408,18 @@ class Queue:
         As `start`. An interrupt stops handing out new work and returns at once; what is at
         work is followed to its end in the background.
         """
-        before = self._shared.run
-        run = self.start(handler, concurrency=concurrency, executor=executor, retry=retry)
+        shared = self._shared
+        before = shared.run
+        run: Run | None = None
         try:
+            run = self.start(handler, concurrency=concurrency, executor=executor, retry=retry)
             summary = run.wait()
             if run is not before:
                 run.stop(grace_s=None)
         except KeyboardInterrupt:
-            following = run.release()
+            # Without a run to hold, one may be starting: behind it in the line, without waiting.
+            following = 0 if run is None else run.release()
+            shared.writer.later(lambda _: shared.run and shared.run.release())
             raise KeyboardInterrupt(
                 "no new work is handed out; "
                 + (f"{following} at work are followed to their end. " if following else "")
@@ -447,7 +470,9 @@ class Queue:
         return self._write(lambda s: recover(s, "", runners, self._files, ceiling))
 
     def _summary(self, run: Run) -> Summary:
-        return self._summed_up(time.monotonic() - run.started_s, run.health.why, run.recovered)
+        trouble = {"the queue": run.health.trouble} if run.health.trouble else {}
+        why = {**trouble, **run.health.why}
+        return self._summed_up(time.monotonic() - run.started_s, why, run.recovered)
 
     def _summed_up(self, seconds: float, why: Mapping[str, str], recovered: Recovered) -> Summary:
         snapshot = self.snapshot()
@@ -801,7 +826,8 @@ class Queue:
         shared.holders -= 1
         if shared.holders > 0 or shared.pid != os.getpid():
             return
-        if shared.run is not None and shared.run.is_running and shared.run.stop():
+        runs = [run for run in (*shared.earlier, shared.run) if run is not None and run.is_running]
+        if sum([run.stop() for run in runs]):
             return  # something is followed to its end and still needs the database
         if _open.get(self.path) is shared:
             del _open[self.path]

@@ -19,9 +19,6 @@ def is_gone(pid: int) -> bool:
     return stat_fields(pid)[:1] in ([], ["Z"])
 
 
-@pytest.mark.xfail(
-    strict=False, reason="a run that is interrupted while it starts is started and forgotten"
-)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_interrupts_at_random_moments_lose_nothing_and_are_heard_at_once(
     seed: int, db: Path, tmp_path: Path, ledger: Ledger, start: Start
@@ -39,9 +36,6 @@ def test_interrupts_at_random_moments_lose_nothing_and_are_heard_at_once(
     assert sum(ledger.count("begin").values()) <= len(jobs) + again
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="Queue.close() knows the newest run only, not what it followed"
-)
 def test_work_that_an_interrupted_run_follows_is_not_cut_off_by_closing(
     db: Path, tmp_path: Path, ledger: Ledger, start: Start
 ) -> None:
@@ -91,9 +85,6 @@ def test_a_fork_in_a_cell_leaves_the_queue_to_the_parent(
     assert ledger.count("begin") == dict.fromkeys(range(1, 6), 1)
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="Queue(path) in a forked child goes on with copied locks"
-)
 def test_a_forked_child_does_not_open_the_file_anew_without_locks(
     db: Path, tmp_path: Path, ledger: Ledger, start: Start
 ) -> None:

@@ -763,6 +763,10 @@ class Store(ABC):
     def changes_elsewhere(self) -> int:
         """A number that changes whenever somebody else has committed."""
 
+    def translated(self, error: BaseException) -> BaseException:
+        """A driver's error as one of ours, and any other as it is."""
+        return error
+
     def holder_note(self) -> str:
         """Who keeps us from writing, as a person finds it."""
         return "another process"

@@ -400,6 +400,13 @@ class SqliteStore(Store):
         except FileNotFoundError:
             return 0
 
+    def translated(self, error: BaseException) -> BaseException:
+        if not isinstance(error, sqlite3.Error):
+            return error
+        ours = _translated(error, self.path)
+        ours.__cause__ = error
+        return ours
+
     def holder_note(self) -> str:
         pid = self.mutex.holder()
         return "another process" if pid is None else process_note(pid)

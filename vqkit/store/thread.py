@@ -81,7 +81,7 @@ class StoreThread(Generic[S]):
             try:
                 result = task.function(store)
             except BaseException as error:  # noqa: BLE001 - raised where the caller waits
-                task.future.set_exception(error)
+                task.future.set_exception(store.translated(error))
             else:
                 task.future.set_result(result)
                 del result
@@ -91,7 +91,8 @@ class StoreThread(Generic[S]):
         if os.getpid() != self._pid:
             raise StoreLost(
                 "this process was forked from the one that opened the queue;"
-                " open it anew here with Queue(path)"
+                " work on it in a process of its own (subprocess, or"
+                " multiprocessing.get_context('spawn'))"
             )
         task = _Task(function)
         with self._gate:  # what comes in behind the end would be waited for without end
@@ -117,6 +118,10 @@ class StoreThread(Generic[S]):
                 f"the database was not free within {timeout_s:g} s: {self.store.holder_note()}"
                 " holds it. Nothing was changed."
             ) from None
+
+    def later(self, function: Callable[[S], object]) -> None:
+        """Runs it in its turn; nobody waits for it."""
+        self._submit(function)
 
     async def acall(self, function: Callable[[S], T]) -> T:
         """The same for a coroutine; cancelling the wait does not undo the function."""
