@@ -252,6 +252,20 @@ class TestProcessExecutor(ExecutorContract):
         assert type(ended).__name__ in ("HoldsLock", "TwoArguments")
         assert str(ended) in ("cannot be pickled", "4: x")
 
+    async def test_the_end_waits_for_the_last_notes(
+        self, executor: Executor, tmp_path: Path
+    ) -> None:
+        work, told = self.work(tmp_path, many_notes)
+        deliver = work.notes._deliver
+
+        def slowly(verb: str, change: dict[str, Any]) -> None:
+            threading.Event().wait(0.002)
+            deliver(verb, change)
+
+        work.notes._deliver = slowly
+        await executor.run(work)
+        assert len(told) == 300
+
     async def test_the_last_notes_of_a_job_never_reach_the_next(
         self, executor: Executor, tmp_path: Path
     ) -> None:

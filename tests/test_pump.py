@@ -182,23 +182,20 @@ class Rig:
         finally:
             await asyncio.to_thread(other.close)
 
-    async def claimed_by(self, owner: str, **settings: Any) -> None:
-        """Job 1 is put and claimed in one breath by somebody else."""
+    async def claimed_by(self, owner: str, **settings: Any) -> int:
+        """A job is put and claimed in one breath by somebody else. Its number."""
         job = new_job({}, **settings)
 
-        def claim(store: TryingStore) -> None:
+        def claim(store: TryingStore) -> int:
             store.put([job])
             store.turn((), Claim(owner, lambda account: None))
+            return store.job(job.id).number
 
         async with self.another() as other:
-            await other.acall(claim)
+            return await other.acall(claim)
 
     async def leave_to_the_dead(self) -> None:
         await self.claimed_by("dead")
-
-    async def leave_to_the_dead_of(self, provider: str) -> None:
-        await self.account("dead", provider)
-        await self.claimed_by("dead", provider=provider)
 
     def start(self) -> Run:
         """A run on this database, as `Queue.start` makes it, on the system's clock."""
@@ -518,6 +515,7 @@ async def test_accounts_that_get_no_work_say_why(rig: Rig, monkeypatch: pytest.M
     real = pump_module.secrets.resolve
     monkeypatch.setattr(pump_module.secrets, "resolve", broken)
     rig.provide(work)
+    await rig.put({"n": 1}, pinned_account="well")
     await rig.account("alien", "runwy")
     await rig.account("keyless", credential="env:VQKIT_NO_SUCH_KEY")
     await rig.account("broken", credential="env:BROKEN")
@@ -525,28 +523,29 @@ async def test_accounts_that_get_no_work_say_why(rig: Rig, monkeypatch: pytest.M
     await rig.account(
         "parked", parked_until_ms=rig.clock.now_ms() + 60_000, parked_reason="no funds"
     )
-    await rig.account("well")
-    await rig.put({"n": 1})
     async with rig.pumping() as pump:
-        await until(lambda: rig.ran)
+        await until(lambda: pump.health.why)
         await rig.asleep()
         why = dict(pump.health.why)
+        # Though no job began or ended: it is in the database for every screen.
         shown = await rig.store.acall(lambda s: take(s, rig.clock.now_ms(), lambda _: True))
-    assert rig.ran == ["well"]
+        await rig.account("well")
+        pump.poke()
+        await until(lambda: rig.ran == ["well"])
+        assert pump.health.why == why
     assert "no provider named 'runwy' is registered here; known: work" in why["alien"]
     assert "VQKIT_NO_SUCH_KEY is not set" in why["keyless"]
     assert "OSError" in why["broken"]
     assert "sk-secret" not in str(why)
     assert "paused by you" in why["off"]
     assert why["parked"] == "no funds"
-    assert "well" not in why
     told = {account.name: account.why_not for account in shown.accounts}
     parked = told.pop("parked")
     assert parked is not None
     assert parked.startswith("parked, until ")
     assert parked.endswith(": no funds")
     del why["parked"]
-    assert told == {**why, "off": "paused by you", "well": None}
+    assert told == {**why, "off": "paused by you"}
 
 
 async def test_a_parked_account_comes_back_by_itself(rig: Rig) -> None:
@@ -643,8 +642,11 @@ async def test_what_is_put_between_the_turn_and_the_rest_is_noticed_too(rig: Rig
     async with rig.another() as other:
         # In the very moment after a turn, before the pump goes to rest.
         job = new_job({"n": 1})
-        rig.store.store.after_turn = lambda: other.call(lambda s: s.put([job])) and None
-        async with rig.pumping():
+        async with rig.pumping() as pump:
+            await rig.at_rest(pump)
+            await rig.asleep()
+            rig.store.store.after_turn = lambda: other.call(lambda s: s.put([job])) and None
+            pump.poke()
             await until(lambda: rig.store.store.after_turn is None)
             await rig.asleep()
             rig.clock.advance(pump_module.POLL_S)
@@ -1079,6 +1081,48 @@ async def test_no_line_of_many_threads_is_lost(rig: Rig) -> None:
         assert said == [str(n) for n in range(190)]
 
 
+async def test_a_line_logged_while_the_pump_collects_is_not_lost(rig: Rig) -> None:
+    gate = asyncio.Event()
+
+    class Racing(deque[Any]):
+        """Another thread logs in the middle of every look, as happens once in a thousand."""
+
+        log: Callable[[], None] | None = None
+
+        def _race(self) -> None:
+            if self.log is not None:
+                log, self.log = self.log, None
+                log()
+
+        def clear(self) -> None:
+            self._race()
+            super().clear()
+
+        def __len__(self) -> int:
+            found = super().__len__()
+            self._race()
+            return found
+
+    async def work(job: Any) -> None:
+        for n in range(5):
+            job.log(n)
+            noted.log = lambda n=n: job.log(f"{n} and a half")
+            pump.poke()
+            await until(lambda: noted.log is None)
+        gate.set()
+
+    rig.provide(work)
+    await rig.account()
+    await rig.put()
+    async with rig.pumping() as pump:
+        noted = pump._noted = Racing()
+        await gate.wait()
+        await rig.at_rest(pump)
+    found = await rig.store.acall(lambda s: s.events(job=1))
+    said = [e.data["message"] for e in found if e.type == "job.logged"]
+    assert said == [text for n in range(5) for text in (str(n), f"{n} and a half")]
+
+
 async def test_a_crash_of_the_worker_spends_a_crash_and_no_attempt(rig: Rig) -> None:
     rig.provide(dies, executor="process")
     await rig.account()
@@ -1331,13 +1375,14 @@ async def test_a_pump_that_never_rests_takes_over_the_jobs_of_the_dead_too(
         raise Snooze(0)
 
     rig.provide(restless)
-    rig.provide(as_async(RETURNERS["nothing"]), "calm")
-    await rig.leave_to_the_dead_of("calm")
     await rig.account()
-    await rig.account("c", "calm")
+    await rig.account("theirs", "elsewhere")
     await rig.put(provider="work")
     async with rig.pumping():
-        await rig.until_event("completed")
+        number = await rig.claimed_by("dead", pinned_account="theirs")
+        async with asyncio.timeout(20):
+            while "reclaimed" not in await rig.events(number):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
 
 
 async def test_a_living_runners_jobs_are_left_alone(rig: Rig) -> None:

@@ -732,7 +732,48 @@ def test_drain_lets_a_year_pass_at_once(q: Queue) -> None:
     assert summary.is_complete
     assert tries == [1, 1, 2, 3]
     assert summary.seconds == pytest.approx(86400 * 395 + 3 * 3600, abs=5)
-    assert q.run(echo).is_complete  # the system's clock is back
+    later = q.put({"prompt": "after"})  # the system's clock is back
+    assert abs(later.created_ms - time.time() * 1000) < 60_000
+    assert q.snapshot().at_ms < time.time() * 1000 + 60_000
+
+
+def test_a_manual_clock_wakes_each_sleeper_when_its_time_has_come() -> None:
+    async def test() -> None:
+        clock, woken = ManualClock(1_000), list[tuple[str, int, bool]]()
+        event = asyncio.Event()
+
+        async def sleep(name: str, seconds: float | None) -> None:
+            woken.append((name, clock.now_ms(), await clock.wait(event, seconds)))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(sleep("at once", 0))
+            group.create_task(sleep("short", 0.5))
+            group.create_task(sleep("long", 2))
+            group.create_task(sleep("for ever", None))
+            await asyncio.sleep(0)
+            assert clock.sleepers == 3
+            clock.advance(0.499)
+            await _turns()
+            assert [name for name, *_ in woken] == ["at once"]
+            clock.advance(0.001)
+            assert clock.sleepers == 2
+            await _turns()
+            assert [name for name, *_ in woken] == ["at once", "short"]
+            clock.advance(1)
+            event.set()
+            assert clock.sleepers == 0
+            await _turns()
+            assert not any(told for *_, told in woken[:2])
+            assert {name for name, *_, told in woken if told} == {"long", "for ever"}
+        assert await clock.wait(event, 5)
+        assert clock.now_ms() == 2_500
+
+    asyncio.run(test())
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def test_drain_on_a_clock_of_ones_own_and_in_a_coroutine(q: Queue) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 
 from .clock import Clock, SystemClock
 from .errors import UsageError
+from .mock import MockProvider
+from .provider_contract import provider_contract
 from .providers.function import function_provider
 from .pump import Pump
 from .queue import Queue
@@ -31,7 +33,7 @@ from .store.files import companion
 from .store.sqlite import SqliteStore
 from .store.thread import StoreThread
 
-__all__ = ["ManualClock", "drain", "drained"]
+__all__ = ["ManualClock", "MockProvider", "drain", "drained", "provider_contract"]
 
 NEW_YEAR_MS = 1_767_225_600_000  # 2026-01-01 in UTC
 

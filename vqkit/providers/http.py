@@ -173,7 +173,8 @@ class HttpApi:
 
     def __post_init__(self) -> None:
         kind, listing = self.capabilities.idempotency, self.listing or HttpList(path="")
-        lines = [line for line in (self.submit, self.poll, self.result, self.cancel) if line]
+        asked = (self.submit, self.poll, self.result, self.cancel, listing.path)
+        lines = [line for line in asked if line]
         bad = [line for line in lines if not re.fullmatch(r"[A-Z]+ /.*", line)]
         odd: list[str] = [one for one in self.states.values() if one not in get_args(State)]
         odd += [one for one in self.kinds.values() if one not in get_args(ProviderErrorKind)]
