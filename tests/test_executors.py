@@ -316,8 +316,9 @@ def test_a_function_of_main_runs_in_a_worker_which_dies_with_its_parent(
 ) -> None:
     """As in a notebook: the handler, its class and its constant live in __main__ only."""
     (tmp_path / "cell.py").write_text(MAIN)
+    env = {**os.environ, "PYTHONPATH": str(Path(vqkit.__file__).parent.parent)}
     parent = subprocess.Popen(
-        [sys.executable, "cell.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "cell.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
     )
     try:
         assert parent.stdout is not None

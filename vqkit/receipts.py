@@ -31,9 +31,12 @@ class Receipts:
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             data = line.encode("ascii")
+            is_new = os.fstat(fd).st_size == 0
             while data:
                 data = data[os.write(fd, data) :]
             os.fsync(fd)
+            if is_new:  # its name in the folder must survive a power cut too
+                _sync_folder(self.path.parent)
         finally:
             os.close(fd)
 
@@ -51,3 +54,11 @@ class Receipts:
                 except (ValueError, KeyError, TypeError):
                     continue  # torn by a crash: its call is in doubt
         return found
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

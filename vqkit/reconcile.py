@@ -43,15 +43,18 @@ async def reconcile(
     *,
     owned: Set[str],
     now_ms: int,
+    doubt_ms: int | None = None,
     sink: Callable[[str], Path],
 ) -> Verdict:
     """Asks the provider about the paid step of a job in doubt. Never spends twice.
 
-    `owned` are the handles, as canonical JSON, that other jobs of the account have. Raises
+    What is not found may still turn up for a while after `doubt_ms`, when the doubt began: a
+    request that timed out may arrive long after it was begun. `owned` are the handles, as canonical JSON, that other jobs of the account have. Raises
     ProviderError where the provider cannot be asked now.
     """
     request: dict[str, Any] = codec.loads(step.request_json) or {}
     can = provider.capabilities
+    since_ms = max(step.begun_ms, doubt_ms or 0)
     is_key_known = can.key_ttl_s is None or now_ms - step.begun_ms < 1000 * can.key_ttl_s
     match can.idempotency:
         case "replay" | "replay_blind" if is_key_known:
@@ -63,13 +66,17 @@ async def reconcile(
             except ProviderError as error:
                 if error.kind != "key_reused":
                     raise
-            return await _look(step, provider, account, request, owned, was_accepted=True)
+            verdict = await _look(step, provider, account, request, owned, was_accepted=True)
+            is_early = now_ms - since_ms < 1000 * can.not_found_grace_s
+            if not verdict.is_settled and is_early:
+                return Verdict("it was accepted and is not listed yet")
+            return verdict
         case "client_id":
-            return await _poll(step, provider, account, now_ms)
+            return await _poll(step, provider, account, now_ms - since_ms)
         case "tag" | "list":
             verdict = await _look(step, provider, account, request, owned, was_accepted=False)
-            grace_ms = 1000 * can.not_found_grace_s
-            if verdict.is_settled and verdict.value is None and now_ms - step.begun_ms < grace_ms:
+            is_early = now_ms - since_ms < 1000 * can.not_found_grace_s
+            if verdict.is_settled and verdict.value is None and is_early:
                 return Verdict("not found yet; it may still turn up")
             return verdict
     return Verdict("this provider cannot tell what became of a request; you decide")
@@ -91,13 +98,13 @@ async def _send_again(
     return Verdict("sent again with its key", answer_value(answer), is_settled=True)
 
 
-async def _poll(step: Step, provider: RenderProvider, account: AccountKey, now_ms: int) -> Verdict:
+async def _poll(step: Step, provider: RenderProvider, account: AccountKey, for_ms: int) -> Verdict:
     handle = {"id": step.key}
     status = await provider.poll(handle, account=account)
     if status.state != "not_found":
         value = answer_value(Submitted(handle))
         return Verdict("the provider has a render of our id", value, is_settled=True)
-    if now_ms - step.begun_ms < 1000 * provider.capabilities.not_found_grace_s:
+    if for_ms < 1000 * provider.capabilities.not_found_grace_s:
         return Verdict("not found yet; it may still turn up")
     return Verdict("the provider has no render of our id", is_settled=True)
 

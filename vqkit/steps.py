@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from . import codec, secrets
 from .errors import (
@@ -33,6 +33,8 @@ RENDER = "render"
 """The step that opens a render at a provider; its value carries the handle."""
 
 log = secrets.logger("vqkit.steps")
+
+T = TypeVar("T")
 
 VALUE_BYTES_MAX = 64 * 1024
 
@@ -64,17 +66,23 @@ def once(
     """See `ActiveJob.once`; for handlers that are plain functions."""
     step: Step
     step, is_old = channel.call("begin_step", name=_checked(name), is_paid=paid)
-    if _is_done(step, is_old):
+    if step.state == "done":
         return step.value
+    if (kept := _kept(receipts, step, is_old)) is not None:
+        channel.call("end_step", step=step, value_json=kept)
+        return codec.loads(kept)
+    _note_call(step)
     try:
         value_json = _value_json(step, _start(step, function))
     except BaseException as error:
         if was_not_accepted(step, error):
             channel.call("drop_step", step=step)
+            _forget_call(step)
             raise
         raise _doubt(step, error) from error
     _keep_receipt(receipts, step, value_json)
     channel.call("end_step", step=step, value_json=value_json)
+    _forget_call(step)
     return codec.loads(value_json)
 
 
@@ -91,8 +99,11 @@ async def once_async(
     step, is_old = await channel.acall(
         "begin_step", name=_checked(name), is_paid=paid, request_json=request_json
     )
-    if _is_done(step, is_old):
+    if step.state == "done":
         return step.value
+    if (kept := await _off_loop(_kept, receipts, step, is_old)) is not None:
+        return await asyncio.shield(_end(channel, step, kept))
+    _note_call(step)
     try:
         value = _start(step, function)
         value = await value if inspect.isawaitable(value) else value
@@ -100,6 +111,7 @@ async def once_async(
     except BaseException as error:
         if was_not_accepted(step, error):
             await channel.acall("drop_step", step=step)
+            _forget_call(step)
             raise
         raise _doubt(step, error) from error
     # From here on nothing may come between: a cancelled wait must not cost the answer.
@@ -107,14 +119,21 @@ async def once_async(
 
 
 async def _keep(channel: Channel, receipts: Receipts, step: Step, value_json: str) -> Any:
+    await _off_loop(_keep_receipt, receipts, step, value_json)
+    return await _end(channel, step, value_json)
+
+
+async def _end(channel: Channel, step: Step, value_json: str) -> Any:
     value = codec.loads(value_json)
-    await asyncio.get_running_loop().run_in_executor(
-        None, _keep_receipt, receipts, step, value_json
-    )
     handle = handle_of(step.name, value)
     handle_json = None if handle is None else codec.dumps(handle, "handle")
     await channel.acall("end_step", step=step, value_json=value_json, handle_json=handle_json)
+    _forget_call(step)
     return value
+
+
+async def _off_loop(function: Callable[..., T], *args: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 def _keep_receipt(receipts: Receipts, step: Step, value_json: str) -> None:
@@ -140,16 +159,34 @@ def _checked(name: str) -> str:
     return name
 
 
-def _is_done(step: Step, is_old: bool) -> bool:
-    """True if it was done by an earlier try. Raises InDoubt if one began it and never ended."""
-    if step.state == "done":
-        return True
-    if step.is_paid and is_old:
+def _kept(receipts: Receipts, step: Step, is_old: bool) -> str | None:
+    """What an earlier call gave, by its receipt; None if there was no call.
+
+    Raises InDoubt if there was one, in this try or an earlier one, and its end is not known.
+    """
+    if not step.is_paid or not (is_old or (step.key, step.fence) in _calls):
+        return None
+    kept = receipts.find({step.key}).get(step.key)
+    if kept is None:
         raise InDoubt(
             f"an earlier try was sending {step.name!r} and never told its end; it may be paid for",
             step=step.name,
         )
-    return False
+    return kept
+
+
+# Paid calls of this process that have begun and whose end is not kept, by key and fence: a
+# handler that catches InDoubt, or asks twice at the same time, must not send twice.
+_calls: set[tuple[str, int]] = set()
+
+
+def _note_call(step: Step) -> None:
+    if step.is_paid:
+        _calls.add((step.key, step.fence))
+
+
+def _forget_call(step: Step) -> None:
+    _calls.discard((step.key, step.fence))
 
 
 def _start(step: Step, function: Callable[..., Any]) -> Any:

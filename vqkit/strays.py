@@ -8,6 +8,7 @@ same. Nothing here sends anything that could be paid for twice.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from .job import Account, Event, Job, Step
 from .outputs import OutputFolder
 from .providers.base import Provider
 from .reconcile import Verdict, reconcile
-from .recovery import doubtful_step
 from .renders import RenderHandler
 from .steps import handle_of
 from .store.base import JobFilter, Store, Transition
@@ -59,6 +59,7 @@ class Strays:
         self._again_ms: dict[int, tuple[int, float]] = {}
         self._told: dict[int, str] = {}
         self._at: set[int] = set()
+        self._looking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.held: set[int] = set()
 
     @property
@@ -75,20 +76,29 @@ class Strays:
         if not any(isinstance(p, RenderHandler) for p in self._providers.values()):
             return []
         accounts = {account.name: account for account in store.accounts()}
-        doubts = store.jobs(JobFilter(status=("in_doubt",), limit=AT_ONCE))
-        self.held &= {job.number for job in doubts}
+        # Those that rest must not keep the others from being seen.
+        limit = AT_ONCE + len(self.held) + len(self._at) + len(self._again_ms)
+        doubts = store.jobs(JobFilter(status=("in_doubt",), limit=limit))
+        looked_at = [*doubts, *store.stray_renders()]
+        numbers = {job.number for job in looked_at}
+        self.held &= numbers
+        for number in self._again_ms.keys() - numbers - self._at:  # ended by somebody else
+            del self._again_ms[number]
         found = []
-        for job in [*doubts, *store.stray_renders()]:
+        for job in looked_at:
             account = accounts.get(job.account or "")
             handler = self._providers.get(account.provider) if account is not None else None
             if account is None or not isinstance(handler, RenderHandler) or self._rests(job):
                 continue
             step = None
             if job.status == "in_doubt":
-                if doubtful_step(store, job, self._outputs.receipts) is None:
-                    self._settle_from_receipt(store, job)
+                step = next((s for s in store.steps(job.number) if _is_open(s, job)), None)
+                if step is None:
+                    self.held.add(job.number)  # its doubt is of another kind: a person decides
                     continue
-                step = next(s for s in store.steps(job.number) if _is_open(s, job))
+                if step.key in (kept := self._outputs.receipts.find({step.key})):
+                    self._settle_from_receipt(store, step, kept[step.key])
+                    continue
             found.append(_Stray(job, step, handler, account))
         self._at |= {stray.job.number for stray in found}
         return found
@@ -99,14 +109,11 @@ class Strays:
         again = self._again_ms.get(job.number)
         return again is not None and again[0] > self._clock.now_ms()
 
-    def _settle_from_receipt(self, store: Store, job: Job) -> None:
-        done = [s for s in store.steps(job.number) if s.generation == job.generation]
-        handle = next((h for s in done if (h := handle_of(s.name, s.value)) is not None), None)
-        if not done or any(s.state == "intent" for s in done) or job.error_json is not None:
-            self.held.add(job.number)  # its doubt is of another kind: a person decides
-            return
+    def _settle_from_receipt(self, store: Store, step: Step, value_json: str) -> None:
+        handle = handle_of(step.name, codec.loads(value_json))
         handle_json = None if handle is None else codec.dumps(handle, "handle")
-        store.resolve(job.number, handle_json=handle_json, reason="its receipt was found")
+        reason = "its receipt was found"
+        store.resolve(step.job, value_json=value_json, handle_json=handle_json, reason=reason)
 
     async def see_to(self, found: list[_Stray], wake: Callable[[], None]) -> None:
         """Looks after these; `wake` is called when one may be claimed."""
@@ -143,6 +150,11 @@ class Strays:
 
     async def _end_doubt(self, stray: _Stray, step: Step) -> bool:
         """Asks the provider and writes down what it says. True if the doubt is over."""
+        async with self._looking[stray.account.name]:
+            # One at a time, or two equal requests would both be told the same render.
+            return await self._end_doubt_alone(stray, step)
+
+    async def _end_doubt_alone(self, stray: _Stray, step: Step) -> bool:
         job, handler, active = stray.job, stray.handler, self._active(stray)
         values = await self._store.acall(lambda s: s.paid_values(stray.account.name))
         owned = {
@@ -157,6 +169,7 @@ class Strays:
             handler.account_of(active),
             owned=owned,
             now_ms=self._clock.now_ms(),
+            doubt_ms=job.updated_ms,
             sink=lambda suffix: active.kept_part(suffix, next(parts)),
         )
         await self._tell(job, verdict.note)
