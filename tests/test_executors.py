@@ -27,6 +27,7 @@ from executor_contract import (
     return_payload,
 )
 
+import vqkit
 from vqkit.attempt import ActiveJob
 from vqkit.errors import GiveUp, JobCancelled
 from vqkit.executors.base import Executor, HandlerRaised, WorkerDied

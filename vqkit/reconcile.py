@@ -48,8 +48,9 @@ async def reconcile(
 ) -> Verdict:
     """Asks the provider about the paid step of a job in doubt. Never spends twice.
 
-    What is not found may still turn up for a while after `doubt_ms`, when the doubt began: a
-    request that timed out may arrive long after it was begun. `owned` are the handles, as canonical JSON, that other jobs of the account have. Raises
+    `owned` are the handles, as canonical JSON, that other jobs of the account have.
+    `doubt_ms` is when the doubt began: what is not found may still turn up for a while after
+    that, for a request that timed out may arrive long after it was begun. Raises
     ProviderError where the provider cannot be asked now.
     """
     request: dict[str, Any] = codec.loads(step.request_json) or {}

@@ -7,6 +7,7 @@ had returned, the job is completed from the disk. The rest is queued again, a cr
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +55,17 @@ class Recovered:
 
 
 def recover(
-    store: Store, me: str, runners: Path, outputs: OutputFolder, max_deaths: int
+    store: Store,
+    me: str,
+    runners: Path,
+    outputs: OutputFolder,
+    max_deaths: int,
+    by_steps: Set[str] = frozenset(),
 ) -> Recovered:
     """Takes over the jobs of every runner that is dead. `me` is left alone, the living are too.
 
-    `runners` is the folder of their lock files.
+    `runners` is the folder of their lock files. Providers named in `by_steps` spend in paid
+    steps only: where none was begun, nothing was spent.
     """
     rows = {runner.id: runner for runner in store.runners()}
     found: Counter[str] = Counter()
@@ -68,7 +75,7 @@ def recover(
         with dead_owner(runners, owner, rows.get(owner)) as is_dead:
             if is_dead:
                 owners += 1
-                found += _take_over(store, owner, outputs, max_deaths)
+                found += _take_over(store, owner, outputs, max_deaths, by_steps)
     return Recovered(
         found["completed"],
         found["queued"],
@@ -79,17 +86,23 @@ def recover(
     )
 
 
-def _take_over(store: Store, owner: str, outputs: OutputFolder, max_deaths: int) -> Counter[str]:
+def _take_over(
+    store: Store, owner: str, outputs: OutputFolder, max_deaths: int, by_steps: Set[str]
+) -> Counter[str]:
     # Files are hashed before the transaction, which holds up every writer; nobody else
     # moves the jobs meanwhile, for the caller holds the dead owner's lock.
     left = store.jobs(JobFilter(status=("running",), owner=owner))
     finished = {job.number: outputs.recover(job) for job in left}
     doubts = {job.number: doubtful_step(store, job, outputs.receipts) for job in left}
+    unspent = {account.name for account in store.accounts() if account.provider in by_steps}
 
     def decide(job: Job) -> tuple[Decision, tuple[Output, ...]]:
         result_json, made = finished.get(job.number) or (None, ())
         doubt = doubts.get(job.number)
-        return policy.reclaim_decision(job, result_json, max_deaths, doubt), made
+        decision = policy.reclaim_decision(job, result_json, max_deaths, doubt)
+        if job.account in unspent:
+            decision.change["is_unspent"] = True
+        return decision, made
 
     ends = store.reclaim(owner, decide)
     for job in left:

@@ -63,6 +63,7 @@ class RenderHandler:
         handle = job.handle
         wait_s = None
         if handle is None:
+            job.check_cancelled()
             answer = await self._submit(job, request, account)
             if "files" in answer:
                 return self._whole(job, answer)

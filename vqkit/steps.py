@@ -68,7 +68,8 @@ def once(
     step, is_old = channel.call("begin_step", name=_checked(name), is_paid=paid)
     if step.state == "done":
         return step.value
-    if (kept := _kept(receipts, step, is_old)) is not None:
+    if _was_begun(step, is_old):
+        kept = _kept(receipts, step)
         channel.call("end_step", step=step, value_json=kept)
         return codec.loads(kept)
     _note_call(step)
@@ -95,13 +96,11 @@ async def once_async(
     request_json: str | None = None,
 ) -> Any:
     """See `ActiveJob.once`; for coroutines."""
-    step: Step
-    step, is_old = await channel.acall(
-        "begin_step", name=_checked(name), is_paid=paid, request_json=request_json
-    )
+    step, is_old = await _begin(channel, _checked(name), paid, request_json)
     if step.state == "done":
         return step.value
-    if (kept := await _off_loop(_kept, receipts, step, is_old)) is not None:
+    if _was_begun(step, is_old):
+        kept = await _off_loop(_kept, receipts, step)
         return await asyncio.shield(_end(channel, step, kept))
     _note_call(step)
     try:
@@ -110,12 +109,28 @@ async def once_async(
         value_json = _value_json(step, value)
     except BaseException as error:
         if was_not_accepted(step, error):
-            await channel.acall("drop_step", step=step)
+            await asyncio.shield(channel.acall("drop_step", step=step))
             _forget_call(step)
             raise
         raise _doubt(step, error) from error
     # From here on nothing may come between: a cancelled wait must not cost the answer.
     return await asyncio.shield(_keep(channel, receipts, step, value_json))
+
+
+async def _begin(
+    channel: Channel, name: str, is_paid: bool, request_json: str | None
+) -> tuple[Step, bool]:
+    """Begins a step. Cancelled meanwhile it takes the intent back: nothing was sent."""
+    begun: asyncio.Future[tuple[Step, bool]] = asyncio.ensure_future(
+        channel.acall("begin_step", name=name, is_paid=is_paid, request_json=request_json)
+    )
+    try:
+        return await asyncio.shield(begun)
+    except asyncio.CancelledError:
+        step, is_old = await begun
+        if is_paid and step.state == "intent" and not _was_begun(step, is_old):
+            await channel.acall("drop_step", step=step)
+        raise
 
 
 async def _keep(channel: Channel, receipts: Receipts, step: Step, value_json: str) -> Any:
@@ -159,13 +174,13 @@ def _checked(name: str) -> str:
     return name
 
 
-def _kept(receipts: Receipts, step: Step, is_old: bool) -> str | None:
-    """What an earlier call gave, by its receipt; None if there was no call.
+def _was_begun(step: Step, is_old: bool) -> bool:
+    """True if it is a paid call that was made before, in an earlier try or in this one."""
+    return bool(step.is_paid) and (is_old or (step.key, step.fence) in _calls)
 
-    Raises InDoubt if there was one, in this try or an earlier one, and its end is not known.
-    """
-    if not step.is_paid or not (is_old or (step.key, step.fence) in _calls):
-        return None
+
+def _kept(receipts: Receipts, step: Step) -> str:
+    """What the call gave that was made before, by its receipt. Raises InDoubt without one."""
     kept = receipts.find({step.key}).get(step.key)
     if kept is None:
         raise InDoubt(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from . import codec, secrets
@@ -73,8 +74,6 @@ class Strays:
 
     def find(self, store: Store) -> list[_Stray]:
         """What there is to look after now. Repairs what a receipt explains on the way."""
-        if not any(isinstance(p, RenderHandler) for p in self._providers.values()):
-            return []
         accounts = {account.name: account for account in store.accounts()}
         # Those that rest must not keep the others from being seen.
         limit = AT_ONCE + len(self.held) + len(self._at) + len(self._again_ms)
@@ -88,7 +87,7 @@ class Strays:
         for job in looked_at:
             account = accounts.get(job.account or "")
             handler = self._providers.get(account.provider) if account is not None else None
-            if account is None or not isinstance(handler, RenderHandler) or self._rests(job):
+            if account is None or handler is None or self._rests(job):
                 continue
             step = None
             if job.status == "in_doubt":
@@ -99,6 +98,9 @@ class Strays:
                 if step.key in (kept := self._outputs.receipts.find({step.key})):
                     self._settle_from_receipt(store, step, kept[step.key])
                     continue
+            if not isinstance(handler, RenderHandler):
+                self.held.add(job.number)  # nobody can be asked
+                continue
             found.append(_Stray(job, step, handler, account))
         self._at |= {stray.job.number for stray in found}
         return found
@@ -150,8 +152,9 @@ class Strays:
 
     async def _end_doubt(self, stray: _Stray, step: Step) -> bool:
         """Asks the provider and writes down what it says. True if the doubt is over."""
-        async with self._looking[stray.account.name]:
-            # One at a time, or two equal requests would both be told the same render.
+        is_alike = stray.handler.provider.capabilities.idempotency in ("list", "reject")
+        # One at a time, or two equal requests would both be told the same render.
+        async with self._looking[stray.account.name] if is_alike else nullcontext():
             return await self._end_doubt_alone(stray, step)
 
     async def _end_doubt_alone(self, stray: _Stray, step: Step) -> bool:

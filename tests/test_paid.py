@@ -1,0 +1,1151 @@
+"""Never paid twice, never lost: steps, doubt, accounts, money and downloads, against the mock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vqkit.renders
+import vqkit.run
+import vqkit.strays
+from vqkit import GiveUp, Queue, Retry, Snooze
+from vqkit.errors import (
+    NOT_ACCEPTED,
+    PayloadError,
+    ProviderError,
+    UsageError,
+)
+from vqkit.job import Step
+from vqkit.mock import CHANCES, Knobs, MockAdapter, MockProvider, Render
+from vqkit.policy import FOR_EVER_MS
+from vqkit.providers.contract import AccountKey, Capabilities, Link, Match, Status, Submitted
+from vqkit.reconcile import reconcile
+from vqkit.selftest import KINDS
+from vqkit.steps import RENDER
+from vqkit.store.sqlite import SqliteStore
+from vqkit.testing import ManualClock, drain
+
+QUICK = Retry(base_s=0.0, max_s=0.0)
+COST = 250_000
+NEVER_ACCEPTED = sorted(NOT_ACCEPTED - {"invalid", "moderated"})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MockProvider]:
+    with MockProvider() as mock:
+        yield mock
+
+
+class Studio:
+    """A queue, the mock and accounts of this test's own."""
+
+    def __init__(self, folder: Path, mock: MockProvider, name: str, patch: Any) -> None:
+        self.db, self.mock, self.name, self._patch = folder / "q.db", mock, name, patch
+        self.names: list[str] = []
+        self.calls: list[str] = []
+        self.adapter: Any = None
+
+    def open(self, accounts: dict[str, int] | None = None, **options: Any) -> Queue:
+        """The queue, with accounts by their capacities; `options` are of the accounts."""
+        q = Queue(self.db)
+        for short, capacity in (accounts or {"a": 1}).items():
+            name = self.account(short)
+            self.names.append(name)
+            variable = f"KEY_{short}"
+            self._patch.setenv(variable, str(self.mock.account(name).key))
+            mine: dict[str, Any] = {"price": 0.25, **options}
+            q.accounts.add(
+                name, provider="mock", capacity=capacity, credential=f"env:{variable}", **mine
+            )
+        self.bind(q)
+        return q
+
+    def account(self, short: str = "a") -> str:
+        return f"{self.name} {short}"
+
+    def bind(self, q: Queue, **can: Any) -> Any:
+        """Registers the provider as the knobs are now."""
+        known = replace(self.mock.capabilities(), not_found_grace_s=0.05)
+        self.adapter = q.provider("mock", MockAdapter(self.mock.url, replace(known, **can)))
+        return self.adapter
+
+    def renders(self) -> list[Render]:
+        return [r for r in self.mock.ledger() if r.account in self.names]
+
+    def billed(self) -> int:
+        return sum(self.mock.billed_microusd(name) for name in set(self.names))
+
+    def times(self) -> dict[str, int]:
+        """How often each prompt was rendered."""
+        return dict(Counter(r.request["prompt"] for r in self.renders()))
+
+    def requests(self, what: str) -> list[Any]:
+        return [r for r in self.mock.requests() if r.account in self.names and r.what == what]
+
+
+@pytest.fixture
+def studio(
+    tmp_path: Path,
+    server: MockProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[Studio]:
+    monkeypatch.setattr(vqkit.run, "LOOK_S", 0.005)
+    monkeypatch.setattr(vqkit.renders, "LOOK_S", 0.02)
+    monkeypatch.setattr(vqkit.renders, "POLL_S", (0.01, 0.02))
+    monkeypatch.setattr(vqkit.strays, "AGAIN_S", (0.02, 0.05))
+    default = Knobs()
+    known = {f.name: getattr(default, f.name) for f in fields(Knobs) if f.name != "chances"}
+    server.set(**{**known, **dict.fromkeys(CHANCES, False), "poll_after_s": 0.01})
+    yield Studio(tmp_path, server, request.node.name, monkeypatch)
+
+
+def put(q: Queue, count: int, **options: Any) -> list[str]:
+    prompts = [f"{q.path.parent.name} {n}" for n in range(count)]
+    q.put_many([{"prompt": prompt} for prompt in prompts], **options)
+    return prompts
+
+
+def statuses(q: Queue) -> dict[str, int]:
+    return {s: n for s, n in q.stats().items() if n and s != "total"}
+
+
+def spent(q: Queue) -> int:
+    """What the queue counts as spent, in micro-dollars."""
+    return round(1e6 * sum(row["cost"] or 0 for row in q.cost_records()))
+
+
+def notes(q: Queue, number: int = 1) -> str:
+    return " ".join(str(event.data) for event in q.events(job=number))
+
+
+def receipts(q: Queue) -> list[dict[str, Any]]:
+    path = q._files.receipts.path
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line]
+
+
+# -- once ------------------------------------------------------------------------------------
+
+
+def _count(job: Any, what: str) -> int:
+    """Counts on the disk, for any process."""
+    with Path(job.payload["log"]).open("a") as file:
+        file.write(what + "\n")
+    return Path(job.payload["log"]).read_text().split().count(what)
+
+
+async def in_coroutine(job: Any) -> Any:
+    first = await job.once("first", lambda: _count(job, "first"))
+    paid = await job.once("paid", lambda: _count(job, "paid"), paid=True)
+
+    async def last() -> int:
+        n = _count(job, "last")
+        if n < 3:
+            raise ValueError("not this time")
+        return n
+
+    return [first, paid, await job.once("last", last)]
+
+
+def in_function(job: Any) -> Any:
+    first = job.once("first", lambda: _count(job, "first"))
+    paid = job.once("paid", lambda: _count(job, "paid"), paid=True)
+
+    def last() -> int:
+        n = _count(job, "last")
+        if n < 3:
+            raise ValueError("not this time")
+        return n
+
+    return [first, paid, job.once("last", last)]
+
+
+@pytest.mark.parametrize("executor", ["async", "thread", "process"])
+def test_a_retry_resumes_at_the_step_that_failed(tmp_path: Path, executor: Any) -> None:
+    log = tmp_path / "log"
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"log": str(log)})
+        q.run(in_coroutine if executor == "async" else in_function, executor=executor, retry=QUICK)
+        assert q.job(1).result == [1, 1, 3]
+        assert log.read_text().split() == ["first", "paid", "last", "last", "last"]
+        assert [(s.name, s.state, s.is_paid) for s in q.steps(1)] == [
+            ("first", "done", False),
+            ("paid", "done", True),
+            ("last", "done", False),
+        ] or {s.name for s in q.steps(1)} == {"first", "paid", "last"}
+
+
+def test_the_intent_is_on_disk_before_a_paid_call_and_its_receipt_and_value_after(
+    tmp_path: Path,
+) -> None:
+    seen: list[Any] = []
+
+    def look(q: Queue) -> tuple[list[str], int]:
+        with closing(SqliteStore(q.path, readonly=True)) as store:
+            return [s.state for s in store.steps(1)], len(receipts(q))
+
+    with Queue(tmp_path / "q.db") as q:
+
+        def pay(job: Any) -> Any:
+            def call(key: str) -> str:
+                seen.append((key, *look(q)))
+                return "answer"
+
+            job.once("pay", call, paid=True)
+            seen.append(look(q))
+
+        q.put({"prompt": "a fox"})
+        q.run(pay).check()
+        (key, *before), after = seen
+        assert before == [["intent"], 0]
+        assert after == (["done"], 1)
+        (step,) = q.steps(1)
+        assert (step.key, step.value) == (key, "answer")
+        assert receipts(q) == [{"key": key, "job": 1, "name": "pay", "value": '"answer"'}]
+
+
+def test_the_key_is_the_same_over_all_tries_and_new_for_another_render(tmp_path: Path) -> None:
+    keys: list[str] = []
+    kinds = ["rate", "concurrency", None]  # refused twice, then broken off
+
+    async def pay(job: Any) -> Any:
+        def call(key: str) -> str:
+            keys.append(key)
+            kind: Any = kinds.pop(0) if kinds else "fine"
+            if kind is None:
+                raise ConnectionResetError("broken off")
+            if kind == "fine":
+                return "answer"
+            raise ProviderError("not now", kind, retry_after_s=0)
+
+        return await job.once("pay", call, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        drain(q, pay)
+        assert (statuses(q), len(keys), len(set(keys))) == ({"in_doubt": 1}, 3, 1)
+        q.resolve(1, "pay_again")
+        drain(q, pay).check()
+        assert keys[3] != keys[0]
+        assert [(s.generation, s.state) for s in q.steps(1)] == [(0, "intent"), (1, "done")]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("no answer"),
+        ConnectionResetError("broken off"),
+        ProviderError("502", "unknown"),
+        ValueError("a bug after the call"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("how", ["async", "plain"])
+def test_a_paid_call_whose_end_is_not_known_is_in_doubt_and_not_made_again(
+    tmp_path: Path, error: Exception, how: str
+) -> None:
+    calls: list[str] = []
+
+    def call(key: str) -> str:
+        calls.append(key)
+        raise error
+
+    async def pay_async(job: Any) -> Any:
+        await job.once("pay", call, paid=True)
+
+    def pay_plain(job: Any) -> Any:
+        job.once("pay", call, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        handler = pay_async if how == "async" else pay_plain
+        q.run(handler, retry=QUICK)
+        q.run(handler, retry=QUICK)
+        job = q.job(1)
+        assert (job.status, job.attempt, len(calls)) == ("in_doubt", 0, 1)
+        assert "it may have been accepted" in str(job.reason)
+        assert str(error) in str(job.reason)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (GiveUp("no use"), "failed"),
+        (Snooze(0), "completed"),
+        (ProviderError("bad", "invalid"), "failed"),
+        (ProviderError("no", "moderated"), "failed"),
+        *(
+            (ProviderError("no", kind, retry_after_s=0), "completed")
+            for kind in ("rate", "not_sent")
+        ),
+    ],
+)
+def test_a_call_that_was_certainly_not_accepted_leaves_no_intent(
+    tmp_path: Path, error: Exception, status: str
+) -> None:
+    left: list[Any] = [error]
+
+    async def pay(job: Any) -> Any:
+        def call(key: str) -> str:
+            if left:
+                raise left.pop()
+            return key
+
+        return await job.once("pay", call, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        drain(q, pay)
+        assert q.job(1).status == status
+        assert [s.state for s in q.steps(1)] == (["done"] if status == "completed" else [])
+
+
+@pytest.mark.parametrize("kind", NEVER_ACCEPTED)
+def test_a_refusal_spends_no_attempt_and_drops_the_intent(tmp_path: Path, kind: Any) -> None:
+    async def pay(job: Any) -> Any:
+        def call() -> str:
+            raise ProviderError("no", kind)
+
+        await job.once("pay", call, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        run = q.start(pay)
+        _until(lambda: any(e.type == "job.released" for e in q.events(job=1)))
+        run.stop(0)
+        assert (q.job(1).status, q.job(1).attempt, q.steps(1)) == ("queued", 0, [])
+
+
+def _until(condition: Callable[[], Any]) -> None:
+    import time
+
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "waited 20 s in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("value", [object(), "x" * 100_000], ids=["not JSON", "too large"])
+def test_a_paid_answer_json_cannot_carry_is_kept_as_text_and_an_unpaid_one_refused(
+    tmp_path: Path, value: Any
+) -> None:
+    calls: list[int] = []
+
+    async def handler(job: Any) -> Any:
+        def give() -> Any:
+            calls.append(1)
+            return value
+
+        return await job.once("give", give, paid=job.payload["paid"])
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put_many([{"paid": True}, {"paid": False}])
+        q.run(handler, retry=replace(QUICK, max_attempts=2))
+        assert q.job(1).result["repr"].startswith(repr(value)[:6])
+        assert len(str(q.steps(1)[0].value_json)) < 20_000
+        assert (q.job(2).status, len(calls)) == ("failed", 3)
+        assert (q.job(2).error or {})["type"] == PayloadError.__name__
+        assert [s.state for s in q.steps(2)] == []
+
+
+def test_a_step_may_stand_inside_a_step_and_each_is_kept(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    async def handler(job: Any) -> Any:
+        async def inner() -> str:
+            calls.append("inner")
+            return "in"
+
+        async def outer() -> str:
+            calls.append("outer")
+            return "out of " + await job.once("inner", inner, paid=True)
+
+        value = await job.once("outer", outer, paid=True)
+        if job.attempt == 1:
+            raise ValueError("not this time")
+        return value
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(handler, retry=QUICK).check()
+        assert (q.job(1).result, calls) == ("out of in", ["outer", "inner"])
+
+
+def test_asked_twice_in_one_try_it_is_called_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    async def handler(job: Any) -> Any:
+        async def pay() -> int:
+            calls.append(1)
+            return len(calls)
+
+        return [await job.once("pay", pay, paid=True), await job.once("pay", pay, paid=True)]
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(handler).check()
+        assert (q.job(1).result, len(calls)) == ([1, 1], 1)
+
+
+def test_asked_twice_at_the_same_time_it_is_called_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    async def handler(job: Any) -> Any:
+        async def pay() -> int:
+            calls.append(1)
+            await asyncio.sleep(0.05)
+            return len(calls)
+
+        both = (job.once("pay", pay, paid=True) for _ in range(2))
+        return [str(one) for one in await asyncio.gather(*both, return_exceptions=True)]
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(handler)
+        assert len(calls) == 1
+        assert "may be paid for" in q.job(1).result[1]
+
+
+@pytest.mark.parametrize("how", ["async", "plain"])
+def test_a_handler_that_catches_the_doubt_and_tries_again_does_not_send_again(
+    tmp_path: Path, how: str
+) -> None:
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        raise TimeoutError("no answer")
+
+    async def stubborn_async(job: Any) -> Any:
+        for _ in range(3):
+            try:
+                return await job.once("pay", call, paid=True)
+            except Exception as error:  # noqa: BLE001 - as users do
+                last = error
+        raise last
+
+    def stubborn_plain(job: Any) -> Any:
+        for _ in range(3):
+            try:
+                return job.once("pay", call, paid=True)
+            except Exception as error:  # noqa: BLE001 - as users do
+                last = error
+        raise last
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(stubborn_async if how == "async" else stubborn_plain, retry=QUICK)
+        assert (q.job(1).status, len(calls)) == ("in_doubt", 1)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 81])
+def test_a_step_has_a_short_name(tmp_path: Path, name: str) -> None:
+    async def handler(job: Any) -> Any:
+        await job.once(name, lambda: 1)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(handler, retry=replace(QUICK, max_attempts=1))
+        assert (q.job(1).error or {})["type"] == UsageError.__name__
+
+
+@pytest.mark.parametrize("status", ["in_doubt", "queued"])
+def test_a_receipt_ends_the_doubt_whatever_had_begun_it(tmp_path: Path, status: str) -> None:
+    """As where the commit, or the wait for it, was cut short after the receipt was kept."""
+    calls: list[str] = []
+
+    async def pay(job: Any) -> Any:
+        def call(key: str) -> str:
+            calls.append(key)
+            raise TimeoutError("no answer")
+
+        return await job.once("pay", call, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(pay)
+        (step,) = q.steps(1)
+        if status == "queued":  # released while it was being kept: the intent is still there
+            q._write(lambda s: s._write([(job := s.job(1), job._replace(status="queued"))]))
+        q._files.receipts.append(step, '"the answer"')
+        q.run(pay).check()
+        assert (q.job(1).result, len(calls)) == ("the answer", 1)
+
+
+def test_a_paid_call_that_is_cancelled_before_it_was_sent_leaves_no_doubt(tmp_path: Path) -> None:
+    calls: list[int] = []
+    plain = SqliteStore.begin_step
+
+    async def pay(job: Any) -> Any:
+        await job.once("pay", lambda: calls.append(1), paid=True)
+
+    with Queue(tmp_path / "q.db") as q, pytest.MonkeyPatch.context() as patch:
+        q.put({"prompt": "a fox"})
+        run: Any = None
+
+        def begin_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = plain(self, *args, **kwargs)
+            (flight,) = run._pump._flights.values()
+            run._pump._loop.call_soon_threadsafe(flight.release)
+            run._pump._loop.call_soon_threadsafe(patch.undo)
+            return begun
+
+        run = q.start(pay)
+        run.pause()
+        patch.setattr(SqliteStore, "begin_step", begin_step)
+        run.resume()
+        run.wait()
+        assert (q.job(1).status, len(calls)) == ("completed", 1)
+
+
+# -- resolve ---------------------------------------------------------------------------------
+
+
+def doubtful(studio: Studio, **knobs: Any) -> Queue:
+    """A queue with one job in doubt, at a provider that cannot tell; it was accepted."""
+    studio.mock.set(idempotency="none", **(knobs or {"drop_after": {"first": 1}}))
+    q = studio.open()
+    put(q, 1)
+    q.run()
+    assert statuses(q) == {"in_doubt": 1}
+    return q
+
+
+def test_a_doubt_tells_what_it_is_about(studio: Studio) -> None:
+    with doubtful(studio) as q:
+        job, (step,) = q.job(1), q.steps(1)
+        assert "may have been accepted" in str(job.reason)
+        assert "you decide" in notes(q)
+        assert step.request_json is not None
+        assert json.loads(step.request_json)["prompt"] == job.payload["prompt"]
+        assert (step.key, step.account) == (studio.renders()[0].key, studio.account())
+        (row,) = q.cost_records()
+        assert (row["money"], row["estimate"], row["key"]) == ("estimated", 0.25, step.key)
+
+
+def test_attach_collects_the_render_that_was_made(studio: Studio) -> None:
+    with doubtful(studio) as q:
+        q.resolve(1, "attach", value=studio.renders()[0].id)
+        q.run().check()
+        assert len(studio.renders()) == 1
+        assert q.outputs(1)[0].read_bytes() == studio.mock.content(studio.renders()[0].request)
+        assert spent(q) == studio.billed() == COST
+
+
+def test_not_sent_sends_it_as_for_the_first_time(studio: Studio) -> None:
+    with doubtful(studio, drop_before={"first": 1}) as q:
+        key = q.steps(1)[0].key
+        q.resolve(1, "not_sent")
+        q.run().check()
+        assert [r.key for r in studio.renders()] == [key]
+        assert spent(q) == studio.billed() == COST
+
+
+def test_pay_again_makes_another_one_under_a_key_of_its_own(studio: Studio) -> None:
+    with doubtful(studio) as q:
+        q.resolve(1, "pay_again")
+        q.run().check()
+        assert len({r.key for r in studio.renders()}) == 2
+        assert spent(q) == studio.billed() == 2 * COST
+        assert [row["money"] for row in q.cost_records()] == ["unknown", "billed"]
+
+
+def test_give_up_fails_the_job_and_counts_what_it_may_have_cost(studio: Studio) -> None:
+    with doubtful(studio) as q:
+        assert q.resolve(1, "give_up").status == "failed"
+        q.run()
+        assert spent(q) == studio.billed() == COST
+        assert len(studio.renders()) == 1
+
+
+def test_cancelling_a_doubt_counts_what_it_may_have_cost(studio: Studio) -> None:
+    with doubtful(studio) as q:
+        q.cancel(1)
+        assert q.job(1).status == "cancelled"
+        assert spent(q) == studio.billed() == COST
+
+
+@pytest.mark.parametrize(
+    ("how", "value", "sentence"),
+    [
+        ("attach", None, "needs value="),
+        ("not_sent", "x", "takes no value"),
+        ("send_it", None, "expected 'attach'"),
+    ],
+)
+def test_a_wrong_word_resolves_nothing(studio: Studio, how: Any, value: Any, sentence: str) -> None:
+    with doubtful(studio) as q:
+        with pytest.raises(UsageError, match=sentence):
+            q.resolve(1, how, value=value)
+        assert q.job(1).status == "in_doubt"
+
+
+def test_a_doubt_that_a_person_ends_while_the_provider_is_asked_holds_up_nobody(
+    studio: Studio,
+) -> None:
+    studio.mock.set(idempotency="tag", drop_before={"first": 1})
+    with studio.open() as q:
+        studio.bind(q, not_found_grace_s=1000.0)
+        put(q, 1)
+        run = q.start()
+        _until(lambda: "may still turn up" in notes(q))
+        q.resolve(1, "give_up")
+        assert run.wait(10).counts == {"failed": 1}
+        assert not run._pump._strays.is_busy
+
+
+def test_doubts_that_wait_for_a_person_do_not_hide_the_others(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vqkit.strays, "AT_ONCE", 2)
+    studio.mock.set(idempotency="list", list_lag_s=0, drop_after={"first": 1})
+    with studio.open({"a": 6}) as q:
+        put(q, 6)
+        plain = studio.adapter.find
+
+        async def find(request: Any, **options: Any) -> list[Match]:
+            if int(request["prompt"][-1]) < 4:  # of these nobody can tell
+                return [Match({"id": f"x{n}"}, 0, False) for n in range(2)]
+            found: list[Match] = await plain(request, **options)
+            return found
+
+        studio.adapter.find = find
+        q.run()
+        assert statuses(q) == {"in_doubt": 4, "completed": 2}
+
+
+# -- reconcile -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_that_was_lost_is_found_and_never_paid_for_twice(
+    studio: Studio, kind: Any
+) -> None:
+    studio.mock.set(idempotency=kind, drop_after={"first": 1})
+    with studio.open({"a": 2}) as q:
+        prompts = put(q, 4)
+        q.run()
+        assert studio.times() == dict.fromkeys(prompts, 1)
+        expected = {"in_doubt": 4} if kind == "none" else {"completed": 4}
+        assert statuses(q) == expected
+        assert {job.attempt for job in q.jobs()} == ({0} if kind == "none" else {1})
+        if kind != "none":
+            assert spent(q) == studio.billed()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_that_never_arrived_is_sent_again_where_one_can_know(
+    studio: Studio, kind: Any
+) -> None:
+    studio.mock.set(idempotency=kind, drop_before={"first": 1})
+    with studio.open({"a": 2}) as q:
+        prompts = put(q, 3)
+        q.run()
+        is_known = kind != "none"
+        assert studio.times() == (dict.fromkeys(prompts, 1) if is_known else {})
+        assert statuses(q) == ({"completed": 3} if is_known else {"in_doubt": 3})
+        if is_known:
+            assert spent(q) == studio.billed()
+
+
+@pytest.mark.parametrize("knob", ["error_after", "html_after"])
+@pytest.mark.parametrize("kind", ["replay", "list"])
+def test_an_answer_that_is_none_is_a_doubt_too(studio: Studio, kind: Any, knob: str) -> None:
+    studio.mock.set(idempotency=kind, **{knob: {"first": 1}})
+    with studio.open() as q:
+        prompts = put(q, 2)
+        q.run().check()
+        assert studio.times() == dict.fromkeys(prompts, 1)
+
+
+def test_two_equal_requests_in_doubt_are_never_told_the_same_render(studio: Studio) -> None:
+    studio.mock.set(idempotency="list")
+    with studio.open({"a": 2}) as q:
+        for key in ("one", "two"):
+            q.put({"prompt": "the same", "seed": 7}, key=key)
+        studio.mock.fail_next("drop_before")
+        studio.mock.fail_next("drop_after")
+        q.run().check()
+        handles = [q.steps(n)[0].value["handle"]["id"] for n in (1, 2)]
+        assert sorted(handles) == sorted(r.id for r in studio.renders())
+        assert len(set(handles)) == 2
+        assert spent(q) == studio.billed() == 2 * COST
+
+
+def test_a_provider_that_is_down_is_asked_until_it_answers(studio: Studio) -> None:
+    studio.mock.set(idempotency="tag", drop_after={"first": 1})
+    with studio.open() as q:
+        put(q, 1)
+        plain, asked = studio.adapter.find, []
+
+        async def find(*args: Any, **options: Any) -> Any:
+            asked.append(1)
+            if len(asked) < 4:
+                raise ProviderError("no connection", "not_sent")
+            return await plain(*args, **options)
+
+        studio.adapter.find = find
+        q.run().check()
+        assert (len(asked), len(studio.renders())) == (4, 1)
+
+
+class Lost:
+    """A provider that knows nothing of our request, yet."""
+
+    name = "lost"
+
+    def __init__(self, kind: Any) -> None:
+        self.capabilities = Capabilities(kind, not_found_grace_s=30.0)
+
+    async def find(self, *_: Any, **__: Any) -> list[Match]:
+        return []
+
+    async def poll(self, *_: Any, **__: Any) -> Status:
+        return Status("not_found")
+
+    async def submit(self, *_: Any, **__: Any) -> Submitted:
+        raise ProviderError("used before", "key_reused")
+
+
+@pytest.mark.parametrize("kind", ["client_id", "tag", "list", "reject"])
+def test_what_is_not_found_may_turn_up_for_a_while_after_the_doubt_began(kind: Any) -> None:
+    """A request that timed out after half a minute may be accepted after it."""
+    step = Step(1, RENDER, 0, "intent", True, "key", 1, "a", "{}", None, begun_ms=0)
+
+    def asked(now_ms: int) -> Any:
+        def no_sink(suffix: str) -> Path:
+            raise AssertionError
+
+        return asyncio.run(
+            reconcile(
+                step,
+                Lost(kind),  # type: ignore[arg-type]
+                AccountKey("a"),
+                owned=set(),
+                now_ms=now_ms,
+                doubt_ms=30_000,
+                sink=no_sink,
+            )
+        )
+
+    early, late = asked(59_999), asked(60_000)
+    assert not early.is_settled
+    assert not early.note.endswith("you decide")
+    assert late.is_settled == (kind != "reject")
+    assert late.note.endswith("you decide") == (kind == "reject")
+
+
+def test_a_key_the_provider_has_forgotten_is_not_sent_again() -> None:
+    provider: Any = Lost("replay")
+    provider.capabilities = Capabilities("replay", key_ttl_s=10.0)
+    step = Step(1, RENDER, 0, "intent", True, "key", 1, "a", "{}", None, begun_ms=0)
+    verdict = asyncio.run(
+        reconcile(
+            step, provider, AccountKey("a"), owned=set(), now_ms=10_000, sink=lambda s: Path(s)
+        )
+    )
+    assert verdict.note.endswith("you decide")
+
+
+# -- accounts --------------------------------------------------------------------------------
+
+
+def test_a_key_that_is_refused_parks_its_account_until_somebody_mends_it(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studio.open({"a": 2}) as q:
+        name = studio.account()
+        studio.mock.set(key_generation={name: 2})
+        put(q, 3)
+        summary = q.run()  # and does not wait for ever
+        assert "another, then accounts.unpark" in summary.why[name]
+        assert {(job.status, job.attempt) for job in q.jobs()} == {("queued", 0)}
+    with studio.open({"a": 2}) as q:
+        parked = q.accounts[name]
+        assert parked.parked_until_ms == FOR_EVER_MS
+        assert "its key is not accepted" in str(q.snapshot())
+        monkeypatch.setenv("KEY_a", str(studio.mock.account(name, generation=2).key))
+        q.accounts.unpark(name)
+        q.run().check()
+
+
+def test_a_balance_that_is_used_up_parks_the_account_and_a_top_up_goes_on(studio: Studio) -> None:
+    name = studio.account()
+    studio.mock.set(balance_microusd={name: 2 * COST})
+    with studio.open() as q:
+        put(q, 4)
+        assert "top it up, then accounts.unpark" in q.run().why[name]
+        assert statuses(q) == {"completed": 2, "queued": 2}
+        studio.mock.set(balance_microusd=None)
+        q.accounts.unpark(name)
+        q.run().check()
+        assert {job.attempt for job in q.jobs()} == {1}
+
+
+def test_moderations_in_a_row_park_the_account_and_a_good_one_ends_the_row(studio: Studio) -> None:
+    name = studio.account()
+    with studio.open() as q:
+        prompts = put(q, 11)
+        studio.mock.set(moderated_on="submit", moderated=True)
+        plain = studio.adapter.submit
+
+        async def submit(request: Any, **options: Any) -> Any:
+            if request["prompt"] == prompts[4]:  # one good one in between
+                return Submitted({"id": "good"})
+            return await plain(request, **options)
+
+        async def poll(handle: Any, **_: Any) -> Status:
+            return Status("succeeded", links=(Link("x"),), cost_microusd=0)
+
+        async def fetch(link: Any, path: Path, **_: Any) -> Any:
+            path.write_bytes(b"clip")  # noqa: ASYNC240 - a test's
+            from vqkit.providers.contract import Fetched
+
+            return Fetched(4)
+
+        studio.adapter.submit, studio.adapter.poll, studio.adapter.fetch = submit, poll, fetch
+        assert "5 prompts in a row were refused" in q.run().why[name]
+        assert statuses(q) == {"failed": 9, "completed": 1, "queued": 1}
+        assert spent(q) == 0
+
+
+def test_too_many_requests_rest_the_account_until_retry_after_over_a_reopening(
+    studio: Studio,
+) -> None:
+    name, clock = studio.account(), ManualClock()
+    studio.mock.set(rate={"first": 1}, retry_after_s=120)
+    with studio.open() as q:
+        put(q, 1)
+        run = q.start()
+        _until(lambda: q.accounts[name].parked_until_ms)
+        run.stop(0)
+        until_ms = q.accounts[name].parked_until_ms
+        assert until_ms is not None
+    with studio.open() as q:
+        assert q.accounts[name].parked_until_ms == until_ms
+        assert "too many requests" in str(q.accounts[name].parked_reason)
+        clock = ManualClock(until_ms - 100_000)
+        drain(q, clock=clock).check()
+        assert clock.now_ms() >= until_ms
+        assert q.job(1).attempt == 1
+
+
+def test_a_hundred_jobs_refused_at_once_come_back_spread_and_none_too_early(
+    studio: Studio,
+) -> None:
+    studio.mock.set(rate={"first": 1}, retry_after_s=10)
+    clock = ManualClock()
+    with studio.open({"a": 100}) as q:
+        put(q, 100)
+        at: dict[str, list[int]] = defaultdict(list)
+        plain = studio.adapter.submit
+
+        async def submit(request: Any, **options: Any) -> Any:
+            at[request["prompt"]].append(clock.now_ms())
+            return await plain(request, **options)
+
+        studio.adapter.submit = submit
+        drain(q, clock=clock).check()
+        waits = [second - first for first, second in at.values()]
+        assert len(waits) == 100
+        assert min(waits) >= 10_000
+        assert max(waits) - min(waits) >= 1000
+        assert {job.attempt for job in q.jobs()} == {1}
+
+
+def test_a_provider_that_is_gone_parks_all_its_accounts_and_no_other(studio: Studio) -> None:
+    studio.mock.set(retired=("*",))
+    with studio.open({"a": 1, "b": 1}) as q:
+        put(q, 3, provider="mock")
+        q.accounts.add("elsewhere", provider="fine")
+        q.provider("fine", lambda job: "ok")
+        q.put({"prompt": "elsewhere"}, provider="fine")
+        why = q.run().why
+        assert all("the provider is gone" in why[studio.account(s)] for s in "ab")
+        assert q.accounts["elsewhere"].parked_until_ms is None
+        assert statuses(q) == {"completed": 1, "queued": 3}
+
+
+def test_a_limit_smaller_than_was_said_is_learned_and_costs_no_attempt(studio: Studio) -> None:
+    name = studio.account()
+    studio.mock.set(concurrency={name: 2}, render_polls=3)
+    with studio.open({"a": 5}) as q:
+        put(q, 12)
+        drain(q).check()
+        assert studio.mock.most_at_once(name) <= 2
+        assert q.accounts[name].limits["learned"] <= 3
+        assert q.accounts[name].capacity == 5
+        assert {job.attempt for job in q.jobs()} == {1}
+        assert len(studio.renders()) == 12
+
+
+def test_no_more_are_begun_in_a_minute_than_allowed(studio: Studio) -> None:
+    clock = ManualClock()
+    with studio.open({"a": 10}, per_minute=3) as q:
+        put(q, 8)
+        drain(q, clock=clock).check()
+        began = sorted(a.started_ms for a in q.attempts())
+        assert [began[n + 3] - began[n] >= 60_000 for n in range(5)] == [True] * 5
+
+
+def test_accounts_of_one_group_share_the_smallest_limit(studio: Studio) -> None:
+    studio.mock.set(render_s=0.05)
+    with studio.open({"a": 3, "b": 2}, group="one company") as q:
+        put(q, 8)
+        q.run().check()
+        steps = [(a.started_ms, 1) for a in q.attempts()]
+        steps += [(a.finished_ms or 0, -1) for a in q.attempts()]
+        live = most = 0
+        for _, step in sorted(steps):
+            live += step
+            most = max(most, live)
+        assert most <= 2
+
+
+# -- money -----------------------------------------------------------------------------------
+
+
+def test_a_budget_is_never_passed_pauses_says_so_and_goes_on_when_raised(studio: Studio) -> None:
+    studio.mock.set(cost_microusd=700_000)
+    with studio.open({"a": 8}, price=0.70) as q:
+        q.budget = 5.0
+        put(q, 12)
+        summary = q.run()
+        assert studio.billed() == 7 * 700_000
+        assert statuses(q) == {"completed": 7, "queued": 5}
+        assert "raise it to go on" in summary.why[studio.account()]
+        assert "the queue's budget has $0.10 left" in str(summary)
+        q.budget = 7.0
+        q.run()
+        assert studio.billed() == 7_000_000
+        q.budget = None
+        q.run().check()
+        assert spent(q) == studio.billed() == 12 * 700_000
+
+
+def test_an_accounts_budget_rests_that_account_alone(studio: Studio) -> None:
+    with studio.open({"a": 2, "b": 2}) as q:
+        q.accounts.add(
+            studio.account("a"),
+            provider="mock",
+            capacity=2,
+            credential="env:KEY_a",
+            price=0.25,
+            budget=0.5,
+        )
+        put(q, 8)
+        q.run().check()
+        assert studio.mock.billed_microusd(studio.account("a")) <= 500_000
+
+
+def test_costs_agree_with_the_ledger_to_the_cent_whatever_became_of_the_renders(
+    studio: Studio,
+) -> None:
+    studio.mock.set(
+        cost_spread=0.5,
+        moderated=0.2,
+        moderated_billed=True,
+        render_failed=0.2,
+        drop_after={"share": 0.3, "first": 1},
+        no_outputs=0.05,
+        billed_on="start",
+    )
+    with studio.open({"a": 3, "b": 2}) as q:
+        put(q, 40)
+        q.run(retry=QUICK)
+        assert not q.stats()["queued"]
+        assert spent(q) == studio.billed()
+        for name in (studio.account(s) for s in "ab"):
+            mine = sum(r["cost"] or 0 for r in q.cost_records() if r["account"] == name)
+            assert round(mine * 1e6) == studio.mock.billed_microusd(name)
+
+
+def test_a_render_that_goes_on_after_its_try_ended_is_counted_once(studio: Studio) -> None:
+    studio.mock.set(render_polls=1000)
+    with studio.open() as q:
+        put(q, 1, timeout_s=0.3)
+        run = q.start(retry=QUICK)
+        _until(lambda: len(q.attempts()) >= 2)
+        studio.mock.set(render_polls=0)
+        run.wait().check()
+        run.stop(None)
+        assert len(studio.renders()) == 1
+        assert spent(q) == studio.billed() == COST
+
+
+def test_a_moderated_render_that_is_requeued_is_rendered_anew(studio: Studio) -> None:
+    studio.mock.set(moderated={"first": 1})
+    with studio.open() as q:
+        put(q, 1)
+        q.run()
+        assert statuses(q) == {"failed": 1}
+        q.requeue(1)
+        q.run().check()
+        assert [r.state for r in studio.renders()] == ["FAILED", "SUCCEEDED"]
+
+
+# -- results ---------------------------------------------------------------------------------
+
+
+def test_a_download_that_fails_four_times_never_causes_a_second_render(studio: Studio) -> None:
+    studio.mock.set(truncate={"first": 4})
+    with studio.open() as q:
+        put(q, 1)
+        q.run().check()
+        assert (len(studio.renders()), len(studio.requests("submit"))) == (1, 1)
+        files = [r for r in studio.mock.requests() if r.what == "file"]
+        assert sum(r.render == studio.renders()[0].id for r in files) == 5
+        assert q.outputs(1)[0].read_bytes() == studio.mock.content(studio.renders()[0].request)
+        assert q.job(1).attempt == 1
+
+
+def test_a_link_that_expired_overnight_is_fetched_afresh(studio: Studio) -> None:
+    studio.mock.set(link_ttl_s=3600)
+    with studio.open() as q:
+        put(q, 1)
+        plain, fetched = studio.adapter.fetch, []
+
+        async def fetch(link: Link, path: Path, **options: Any) -> Any:
+            fetched.append(link.url)
+            if len(fetched) == 1:
+                await asyncio.to_thread(studio.mock.advance, 12 * 3600.0)
+            return await plain(link, path, **options)
+
+        studio.adapter.fetch = fetch
+        q.run().check()
+        assert len(set(fetched)) == 2
+        assert len(studio.renders()) == 1
+
+
+def test_a_part_is_never_taken_for_finished(studio: Studio) -> None:
+    with studio.open() as q:
+        put(q, 1)
+        growing = q._files.kept_part(q.job(1), ".bin", 1)
+        growing.with_name(growing.name + ".growing").write_bytes(b"half")
+        (growing.parent / f"{q.job(1).id}.1.1.bin").write_bytes(b"of another try")
+        q.run().check()
+        (path,) = q.outputs(1)
+        assert path.read_bytes() == studio.mock.content(studio.renders()[0].request)
+        assert not list(growing.parent.iterdir())
+
+
+def test_hostile_prompts_get_files_of_their_own(studio: Studio) -> None:
+    same = "a fox " * 40
+    prompts = [same + "one", same + "two", "🦊" * 50, "CON", "a/b:c", "Cat", "cat", "..", "", "\n"]
+    with studio.open({"a": 4}) as q:
+        q.put_many([{"prompt": prompt} for prompt in prompts])
+        q.run().check()
+        paths = [q.outputs(n)[0] for n in range(1, len(prompts) + 1)]
+        assert len({path.name.casefold() for path in paths}) == len(prompts)
+        assert {path.parent for path in paths} == {q.outputs_folder}
+        by_prompt = {r.request["prompt"]: r.request for r in studio.renders()}
+        for prompt, path in zip(prompts, paths, strict=True):
+            assert path.read_bytes() == studio.mock.content(by_prompt[prompt])
+
+
+# -- cancelling ------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_not_sent_is_cancelled_and_never_sent(studio: Studio) -> None:
+    with studio.open() as q:
+        put(q, 1)
+        q.cancel(1)
+        q.run()
+        assert (statuses(q), studio.renders()) == ({"cancelled": 1}, [])
+
+
+def test_a_render_at_work_is_cancelled_at_the_provider(studio: Studio) -> None:
+    studio.mock.set(render_s=600)
+    with studio.open() as q:
+        put(q, 1)
+        run = q.start()
+        _until(lambda: q.job(1).is_open)
+        q.cancel(1)
+        run.wait()
+        run.stop(None)
+        assert statuses(q) == {"cancelled": 1}
+        assert studio.renders()[0].state == "CANCELLED"
+        assert not q.job(1).is_open
+        assert spent(q) == studio.billed() == 0
+        assert [row["money"] for row in q.cost_records()] == ["not billed"]
+        assert q.snapshot().accounts[0].spent == 0
+
+
+def test_an_open_render_of_a_waiting_job_is_cancelled_when_a_pump_is_next_at_work(
+    studio: Studio,
+) -> None:
+    studio.mock.set(render_s=600)
+    with studio.open() as q:
+        put(q, 1)
+        run = q.start()
+        _until(lambda: q.job(1).is_open)
+        run.stop(0)
+        assert (q.job(1).status, q.job(1).is_open) == ("queued", True)
+        q.cancel(1)
+        assert (q.job(1).status, studio.renders()[0].state) == ("cancelled", "RUNNING")
+        q.run()
+        assert studio.renders()[0].state == "CANCELLED"
+        assert not q.job(1).is_open
+        assert spent(q) == studio.billed() == 0
+
+
+@pytest.mark.parametrize("cancel", ["none", "any"])
+def test_a_result_that_was_paid_for_is_kept_though_the_job_was_cancelled(
+    studio: Studio, cancel: Any
+) -> None:
+    studio.mock.set(cancel=cancel, render_polls=2)
+    with studio.open() as q:
+        put(q, 1)
+        run = q.start()
+        _until(lambda: q.job(1).is_open)
+        run.stop(0)
+        studio.mock.set(render_polls=0)  # it ends while nobody looks
+        q.cancel(1)
+        _until(lambda: studio.renders()[0].state == "SUCCEEDED" or _nudge(studio))
+        q.run()
+        assert statuses(q) == {"cancelled": 1}
+        (path,) = q.outputs(1)
+        assert path.read_bytes() == studio.mock.content(studio.renders()[0].request)
+        assert any(event.type == "job.late_result" for event in q.events(job=1))
+        assert spent(q) == studio.billed() == COST
+
+
+def _nudge(studio: Studio) -> bool:
+    studio.mock.set(render_polls=0)
+    return False
+
+
+def test_a_cancel_that_comes_before_the_request_sends_nothing(studio: Studio) -> None:
+    with studio.open() as q:
+        put(q, 1)
+        handler = q._shared.providers["mock"]
+        plain = type(handler).account_of
+
+        def account_of(self: Any, job: Any) -> Any:
+            job._channel.cancel()
+            q.cancel(1)
+            return plain(self, job)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(handler), "account_of", account_of)
+            q.run(retry=QUICK)
+        assert studio.requests("submit") == []
+
+
+def test_nothing_of_this_shows_a_key(studio: Studio) -> None:
+    with studio.open() as q:
+        put(q, 1)
+        q.run().check()
+        key = str(studio.mock.account(studio.account()).key).encode()
+        files = [path for path in q.path.parent.rglob("*") if path.is_file()]
+        assert len(files) > 3
+        assert not [path for path in files if key in path.read_bytes()]
