@@ -2,123 +2,35 @@
 
 `Store` holds the verbs: it opens a transaction, reads the rows it needs, lets
 `lifecycle.apply` and `policy.assign` decide, writes rows, attempts, events and counters
-together and commits. A dialect (`store.sqlite`) supplies the primitives below the line.
-Every verb works on batches; one call of `turn` is one transaction.
+together and commits. Those of paid work are in `store.paid`; a dialect (`store.sqlite`)
+supplies the `store.primitives`. Every verb works on batches; one call of `turn` is one
+transaction.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from .. import codec, lifecycle, policy, secrets
-from ..clock import Clock
-from ..errors import LifecycleError, StaleFence, UnknownName
-from ..job import Account, Added, Attempt, Event, Job, Output, Step
+from .. import codec, lifecycle, policy
+from ..errors import LifecycleError, StaleFence
+from ..job import Account, Added, Attempt, Event, Job, Output
 from ..outcome import Bill, Effect
 from ..secrets import redact, redact_json
+from .paid import PaidVerbs, next_minutes
+from .primitives import Claim, JobFilter, Runner, Transition, TurnResult, tally
 
 __all__ = ["Claim", "JobFilter", "Runner", "Store", "Transition", "TurnResult"]
 
-MINUTE_MS = 60_000
 PUT_CHUNK = 1000
 EXPIRE_CHUNK = 500
 DELETE_CHUNK = 500
 
 
-class Transition(NamedTuple):
-    """A verb to apply to a running job, by the attempt that holds it.
-
-    `outcome` ends the attempt's row with that word; verbs that do not end it leave it None.
-    """
-
-    job: int
-    verb: str
-    fence: int
-    change: Mapping[str, Any] = MappingProxyType({})
-    outcome: str | None = None
-    outputs: tuple[Output, ...] = ()
-    effect: Effect | None = None
-    bill: Bill | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A wish for work: who claims, which accounts may work here, at most how many jobs.
-
-    `why_not` says in a sentence why an account gets nothing now, or None.
-    """
-
-    owner: str
-    why_not: Callable[[Account], str | None]
-    limit: int = 500
-
-
-@dataclass(frozen=True, slots=True)
-class TurnResult:
-    """What one turn did and saw.
-
-    `stale` transitions came from attempts that no longer hold their job. `repeated` ones
-    had been committed before, by a commit whose answer was lost. `cancels` are the
-    owner's running jobs, as (number, fence), that the user wants stopped. `next_ms` is
-    when a waiting job falls due or a parked account comes back.
-    """
-
-    claimed: tuple[Job, ...] = ()
-    stale: tuple[Transition, ...] = ()
-    repeated: tuple[Transition, ...] = ()
-    cancels: tuple[tuple[int, int], ...] = ()
-    why: Mapping[str, str] = field(default_factory=dict)
-    accounts: tuple[Account, ...] = ()
-    is_paused: bool = False
-    next_ms: int | None = None
-    is_limited: bool = False
-
-
-class Runner(NamedTuple):
-    """A process that owns claims, and how its pump fares. `state` is plain text."""
-
-    id: str
-    pid: int
-    host: str
-    boot_id: str
-    start_ticks: int
-    started_ms: int
-    state: str = "starting"
-    error: str | None = None
-    health_json: str = "{}"
-    updated_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class JobFilter:
-    """Which jobs: all that match every part that is given. `newest` turns the order round."""
-
-    status: tuple[str, ...] = ()
-    batch: str | None = None
-    account: str | None = None
-    owner: str | None = None
-    numbers: tuple[int, ...] | None = None
-    ids: tuple[str, ...] | None = None
-    after: int = 0
-    limit: int | None = None
-    newest: bool = False
-
-
-class Store(ABC):
+class Store(PaidVerbs):
     """The verbs of a queue's database, on one connection, used by one thread."""
-
-    clock: Clock
-    before_write: Callable[[], None] = staticmethod(lambda: None)
-    """Called when the database is ours and nothing is written yet; may raise to stop it."""
-
-    # -- verbs -------------------------------------------------------------------------
 
     def put(self, jobs: Sequence[Job]) -> Added:
         """Puts queued jobs; one whose key is there already is not put again.
@@ -208,7 +120,7 @@ class Store(ABC):
                 accounts=tuple(accounts),
                 is_paused=is_paused,
                 next_ms=min(
-                    (t for t in (*parked, *_next_minutes(accounts), self._next_due_ms()) if t),
+                    (t for t in (*parked, *next_minutes(accounts), self._next_due_ms()) if t),
                     default=None,
                 ),
                 is_limited=is_limited,
@@ -259,61 +171,6 @@ class Store(ABC):
         events += self._affect(effects, good, now_ms)
         self._record(events)
         return stale, repeated
-
-    def used_up(self, able: Sequence[Account], now_ms: int) -> dict[str, str]:
-        """Why accounts rest whose budget does not allow one more job; it pauses, nothing fails."""
-        if not any("price" in a.limits for a in able):
-            return {}
-        pots = self._pots({}, now_ms)
-        why = {}
-        for a in able:
-            for pot, price in policy.pots_of(a, pots.keys()):
-                if pot.startswith("budget") and pots[pot] < price:
-                    why[a.name] = policy.used_up_text(pot, pots[pot], price)
-        return why
-
-    def _end(self, ends: Sequence[Attempt], now_ms: int) -> None:
-        """Ends attempts, and counts what they cost."""
-        self._end_attempts(ends)
-        spent: Counter[tuple[str, str, str]] = Counter()
-        for end in ends:
-            if end.cost_microusd:
-                spent["money", end.account, "spent"] += end.cost_microusd
-                spent["money", end.account, day_of(now_ms)] += end.cost_microusd
-        self._count(spent)
-
-    def _affect(
-        self, effects: Sequence[tuple[str, Effect]], good: Set[str], now_ms: int
-    ) -> list[Event]:
-        """What attempts' ends mean for their accounts; a good one ends a row of refusals."""
-        before = {account.name: account for account in self.accounts()}
-        after = dict(before)
-        live = self.live_counts() if effects else {}
-        for name in good & before.keys():
-            limits = codec.loads(after[name].limits_json)
-            if limits.pop("moderated", 0):
-                after[name] = replace(after[name], limits_json=codec.encode(limits))
-        for name, effect in effects:
-            for account in list(after.values()):
-                is_meant = account.name == name or (
-                    effect.is_for_provider and account.provider == before[name].provider
-                )
-                if is_meant:
-                    taken = live.get(account.name, 0) + 1  # the refused one has just been let go
-                    after[account.name] = policy.affected(account, effect, taken, now_ms)
-        changed = [a for name, a in after.items() if a != before[name]]
-        for account in changed:
-            self._write_account(account)
-        return [
-            Event(
-                "account.parked",
-                at_ms=now_ms,
-                level="warning",
-                data_json=codec.dumps({"name": a.name, "reason": redact(a.parked_reason or "")}),
-            )
-            for a in changed
-            if a.parked_until_ms != before[a.name].parked_until_ms
-        ]
 
     def _keep_late(self, t: Transition, now_ms: int) -> Event:
         """A result that came too late to count is kept with its attempt, files and all."""
@@ -376,56 +233,6 @@ class Store(ABC):
         self._use_minutes(able, [(b, a) for b, a in pairs if not b.is_open], now_ms)
         self._record(events)
         return [after for _, after in pairs], is_limited
-
-    def _pots(self, live: Mapping[str, int], now_ms: int) -> dict[str, int]:
-        """What is left now of everything that accounts share or use up."""
-        accounts = self.accounts()
-        pots: dict[str, int] = {}
-        money = self.money(now_ms)
-        for a in accounts:
-            limits = a.limits
-            if "group" in limits:
-                group = f"group:{limits['group']}"
-                members = [b for b in accounts if b.limits.get("group") == limits["group"]]
-                taken = sum(live.get(b.name, 0) for b in members)
-                pots[group] = min(b.capacity for b in members) - taken
-            if "per_minute" in limits:
-                is_new = now_ms - limits.get("minute_ms", 0) >= MINUTE_MS
-                used = 0 if is_new else limits.get("used", 0)
-                pots[f"minute:{a.name}"] = limits["per_minute"] - used
-            if "budget" in limits:
-                pots[f"budget:{a.name}"] = limits["budget"] - sum(money[a.name][:2])
-        if (budget := self.setting("budget_microusd")) is not None:
-            pots["budget"] = budget - sum(sum(m[:2]) for m in money.values())
-        if (budget := self.setting("budget_day_microusd")) is not None:
-            pots["budget:day"] = budget - sum(m[1] + m[2] for m in money.values())
-        return pots
-
-    def money(self, now_ms: int) -> dict[str, tuple[int, int, int]]:
-        """{account: (spent ever, reserved now, spent today)}, in micro-dollars."""
-        kept, today = self._kept_counts(), day_of(now_ms)
-        return {
-            a.name: (
-                kept.get(("money", a.name, "spent"), 0),
-                kept.get(("money", a.name, "reserved"), 0),
-                kept.get(("money", a.name, today), 0),
-            )
-            for a in self.accounts()
-        }
-
-    def _use_minutes(
-        self, able: Sequence[Account], claimed: Sequence[tuple[Job, Job]], now_ms: int
-    ) -> None:
-        """Counts what accounts with a limit of requests per minute have used of this one."""
-        used = Counter(after.account for _, after in claimed)
-        for a in able:
-            limits = a.limits
-            if "per_minute" not in limits or not used[a.name]:
-                continue
-            if now_ms - limits.get("minute_ms", 0) >= MINUTE_MS:
-                limits |= {"minute_ms": now_ms, "used": 0}
-            limits["used"] += used[a.name]
-            self._write_account(replace(a, limits_json=codec.encode(limits)))
 
     def _expire_due(self, now_ms: int) -> None:
         due = self._expired(now_ms, EXPIRE_CHUNK)
@@ -498,127 +305,6 @@ class Store(ABC):
             self._delete_runner(owner)
         return Counter(after.status for _, after in pairs)
 
-    def begin_step(
-        self, number: int, fence: int, name: str, *, is_paid: bool, request_json: str | None
-    ) -> tuple[Step, bool]:
-        """Begins a step, or gives the one that is there, and whether an earlier attempt began it.
-
-        A paid step is on record as an intent, with its key, before it is done. One that is
-        there already as an intent was begun by an attempt that never told its end. Raises
-        StaleFence for whoever no longer holds the job.
-        """
-        with self.transaction():
-            now_ms = self.clock.now_ms()
-            job = self.job(number)
-            after, event = lifecycle.apply(job, "begin", now_ms, fence, name=name)
-            for step in self.steps(number):
-                if (step.generation, step.name) == (job.generation, name):
-                    return step, step.fence != fence
-            key = step_key(job, name)
-            fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
-            step = Step(*fields, request_json, None, now_ms)
-            if is_paid:
-                self._write([(job, after)])
-                self._write_step(step)
-                self._record([event])
-        return step, False
-
-    def end_step(
-        self, step: Step, fence: int, value_json: str, handle_json: str | None = None
-    ) -> None:
-        """Keeps what a step gave. With `handle_json` it opened a render at its account."""
-        with self.transaction():
-            now_ms = self.clock.now_ms()
-            job = self.job(step.job)
-            change = {"name": step.name}
-            if handle_json is not None:
-                change["handle_json"] = handle_json
-            after, event = lifecycle.apply(job, "step", now_ms, fence, **change)
-            self._write([(job, after)])
-            self._write_step(_done(step, value_json, now_ms))
-            self._record([event])
-
-    def repair_step(self, step: Step, value_json: str, handle_json: str | None) -> None:
-        """Keeps what a receipt says a step gave, for an attempt that did not live to say it.
-
-        The caller holds the dead owner's lock, or the job is in doubt.
-        """
-        with self.transaction():
-            now_ms = self.clock.now_ms()
-            job = self.job(step.job)
-            if handle_json is not None:
-                after = job._replace(handle_json=handle_json, updated_ms=now_ms)
-                self._write([(job, after)])
-            self._write_step(_done(step, value_json, now_ms))
-            data = codec.dumps({"name": step.name, "from": "receipt"})
-            self._record([Event("job.step_done", job.number, now_ms, data_json=data)])
-
-    def drop_step(self, step: Step, fence: int) -> None:
-        """Takes an intent back: it certainly was not done."""
-        with self.transaction():
-            lifecycle.apply(self.job(step.job), "begin", self.clock.now_ms(), fence)
-            self._delete_step(step)
-
-    def resolve(
-        self,
-        number: int,
-        *,
-        to: str = "queued",
-        value_json: str | None = None,
-        handle_json: str | None = None,
-        is_fresh: bool = False,
-        reason: str | None = None,
-    ) -> Job:
-        """Ends a job's doubt, by the user's or the provider's word, and returns the job.
-
-        With `value_json` the step in doubt is done and gave that; with `handle_json` its
-        render is open. Without either it was not sent, or with `is_fresh` another one is
-        to be made; `to="failed"` gives up.
-        """
-        with self.transaction():
-            now_ms = self.clock.now_ms()
-            job = self.job(number)
-            change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
-            if handle_json is not None:
-                change["handle_json"] = handle_json
-            after, event = lifecycle.apply(job, "resolve", now_ms, **change)
-            for step in self.steps(number):
-                if step.state == "intent" and step.generation == job.generation:
-                    if value_json is not None:
-                        self._write_step(_done(step, value_json, now_ms))
-                    elif not is_fresh and to == "queued":
-                        self._delete_step(step)
-            self._write([(job, after)])
-            self._record([event])
-            if handle_json is None and value_json is None:
-                was_not_sent = to == "queued" and not is_fresh
-                spent = Bill("unknown", job.reserved_microusd)
-                self._settle_doubt(job, now_ms, Bill("not billed", 0) if was_not_sent else spent)
-        return after
-
-    def _settle_doubt(self, job: Job, now_ms: int, bill: Bill) -> None:
-        """Writes down what the doubtful attempts of this render cost."""
-        doubtful = [
-            a
-            for a in self.attempts(job.number)
-            if a.generation == job.generation and a.money is None and a.finished_ms is not None
-        ]
-        for i, a in enumerate(doubtful):
-            cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
-            self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
-
-    def close_render(self, number: int, note: str) -> None:
-        """Forgets the open render of a finished job: its provider has been told, or is done."""
-        with self.transaction():
-            job = self.job(number)
-            if job.is_terminal and job.is_open:
-                closed = job._replace(handle_json=None, updated_ms=self.clock.now_ms())
-                self._write([(job, closed)])
-                data = codec.dumps({"note": note})
-                self._record(
-                    [Event("job.render_closed", number, self.clock.now_ms(), data_json=data)]
-                )
-
     def prune(
         self, finished_before_ms: int, statuses: Sequence[str], *, at_most: int | None = None
     ) -> int:
@@ -632,7 +318,7 @@ class Store(ABC):
                 chunk = DELETE_CHUNK if at_most is None else min(DELETE_CHUNK, at_most - gone)
                 found = self._finished_before(finished_before_ms, statuses, chunk)
                 self._delete_jobs([job.number for job in found])
-                self._count(Counter({k: -n for k, n in _tally(found).items()}))
+                self._count(Counter({k: -n for k, n in tally(found).items()}))
             gone += len(found)
             if len(found) < chunk:
                 break
@@ -711,197 +397,6 @@ class Store(ABC):
                 tally.setdefault(name, {})[status] = n
         return tally
 
-    def job(self, number_or_id: int | str) -> Job:
-        """One job, by number or id. Raises UnknownName."""
-        by_number = isinstance(number_or_id, int)
-        wanted = (
-            JobFilter(numbers=(int(number_or_id),))
-            if by_number
-            else JobFilter(ids=(str(number_or_id),))
-        )
-        found = self.jobs(wanted)
-        if not found:
-            raise UnknownName(
-                f"no job {number_or_id!r} in this queue; q.jobs() lists them", name=number_or_id
-            )
-        return found[0]
-
-    def _write(self, pairs: Sequence[tuple[Job, Job]]) -> None:
-        if not pairs:
-            return
-        if secrets.is_any_known():
-            pairs = [(before, _redacted(after)) for before, after in pairs]
-        self._update_jobs(pairs)
-        delta = _tally([after for _, after in pairs])
-        delta.subtract(_tally([before for before, _ in pairs]))
-        self._count(Counter({name: n for name, n in delta.items() if n}))
-
-    def _record(self, found: Sequence[Event | None]) -> None:
-        events = [event for event in found if event is not None]
-        if secrets.is_any_known():
-            events = [_redacted_event(event) for event in events]
-        self._insert_events(events)
-
-    # -- primitives, one set a dialect ---------------------------------------------------
-
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[None]:
-        """A write transaction; one that ends in an error leaves no trace."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends the connection."""
-
-    @abstractmethod
-    def abandon(self) -> object:
-        """After a fork, in the child: lets go of every lock without touching the connection.
-
-        Returns the connection, which must then be kept from ever being closed.
-        """
-
-    @abstractmethod
-    def changes_elsewhere(self) -> int:
-        """A number that changes whenever somebody else has committed."""
-
-    def translated(self, error: BaseException) -> BaseException:
-        """A driver's error as one of ours, and any other as it is."""
-        return error
-
-    def holder_note(self) -> str:
-        """Who keeps us from writing, as a person finds it."""
-        return "another process"
-
-    def has_room(self) -> bool:
-        """False while the disk is too full to take on more work."""
-        return True
-
-    def make_room(self) -> bool:
-        """Gives up what room was kept for this, so that results find some. False if none was."""
-        return False
-
-    @abstractmethod
-    def jobs(self, chosen: JobFilter) -> list[Job]:
-        """The chosen jobs in the order they were put, or newest first where that is asked."""
-
-    @abstractmethod
-    def iter_jobs(self, chosen: JobFilter) -> Iterator[list[Job]]:
-        """The same in pages, so that any number fits in memory."""
-
-    @abstractmethod
-    def events(
-        self, after: int = 0, job: int | None = None, limit: int = 1000, *, newest: bool = False
-    ) -> list[Event]:
-        """Events with an id above `after`, oldest first; with `newest` the last `limit`."""
-
-    @abstractmethod
-    def attempts(self, job: int | None = None) -> list[Attempt]:
-        """All attempts, or one job's, in the order they were claimed."""
-
-    @abstractmethod
-    def outputs(self, job: int | None = None) -> list[Output]:
-        """Finished files, of one job or all."""
-
-    @abstractmethod
-    def steps(self, job: int) -> list[Step]:
-        """A job's steps, in the order they were begun."""
-
-    @abstractmethod
-    def paid_values(self, account: str) -> list[str]:
-        """What the paid steps of this account's jobs gave, as JSON."""
-
-    @abstractmethod
-    def stray_renders(self) -> list[Job]:
-        """Jobs that are over and whose render is still open at its provider."""
-
-    @abstractmethod
-    def accounts(self) -> list[Account]:
-        """All accounts, by name."""
-
-    @abstractmethod
-    def owners(self) -> set[str]:
-        """The runners that hold running jobs."""
-
-    @abstractmethod
-    def has_work_for(self, lanes: Sequence[str]) -> bool:
-        """True while a queued job stands in one of these lanes, due now or later."""
-
-    @abstractmethod
-    def waiting_lanes(self) -> list[str]:
-        """The lanes in which jobs wait that may run now."""
-
-    @abstractmethod
-    def runners(self) -> list[Runner]:
-        """All runners, oldest first."""
-
-    @abstractmethod
-    def setting(self, name: str, default: Any = None) -> Any:
-        """A setting's value."""
-
-    @abstractmethod
-    def live_counts(self) -> dict[str, int]:
-        """How many slots of each account are taken."""
-
-    @abstractmethod
-    def backup(self, path: str) -> None:
-        """Copies the whole database, while it is in use, to a new file."""
-
-    @abstractmethod
-    def _jobs_by_key(self, keys: Sequence[str]) -> list[Job]: ...
-    @abstractmethod
-    def _jobs_by_number(self, numbers: set[int]) -> dict[int, Job]: ...
-    @abstractmethod
-    def _insert_jobs(self, jobs: Sequence[Job]) -> list[Job]: ...
-    @abstractmethod
-    def _update_jobs(self, pairs: Sequence[tuple[Job, Job]]) -> None: ...
-    @abstractmethod
-    def _write_payloads(self, jobs: Sequence[Job]) -> None: ...
-    @abstractmethod
-    def _delete_jobs(self, numbers: Sequence[int]) -> None: ...
-    @abstractmethod
-    def _finished_before(self, at_ms: int, statuses: Sequence[str], limit: int) -> list[Job]: ...
-    @abstractmethod
-    def _waiting(self, lane: str, limit: int) -> list[policy.Candidate]: ...
-    @abstractmethod
-    def _promote_due(self, now_ms: int) -> None: ...
-    @abstractmethod
-    def _expired(self, now_ms: int, limit: int) -> list[Job]: ...
-    @abstractmethod
-    def _next_due_ms(self) -> int | None: ...
-    @abstractmethod
-    def _wanted_cancels(self, owner: str) -> list[tuple[int, int]]: ...
-    @abstractmethod
-    def _insert_attempts(self, attempts: Sequence[Attempt]) -> None: ...
-    @abstractmethod
-    def _end_attempts(self, attempts: Sequence[Attempt]) -> None: ...
-    @abstractmethod
-    def _has_ended(self, job: int, fence: int) -> bool: ...
-    @abstractmethod
-    def _late_result(
-        self, job: int, fence: int, now_ms: int, outcome: str, result_json: str | None
-    ) -> None: ...
-    @abstractmethod
-    def _insert_events(self, events: Sequence[Event]) -> None: ...
-    @abstractmethod
-    def _insert_outputs(self, outputs: Sequence[Output]) -> None: ...
-    @abstractmethod
-    def _write_step(self, step: Step) -> None: ...
-    @abstractmethod
-    def _delete_step(self, step: Step) -> None: ...
-    @abstractmethod
-    def _count(self, delta: Mapping[tuple[str, str, str], int]) -> None: ...
-    @abstractmethod
-    def _kept_counts(self) -> dict[tuple[str, str, str], int]: ...
-    @abstractmethod
-    def _true_counts(self) -> dict[tuple[str, str, str], int]: ...
-    @abstractmethod
-    def _write_account(self, account: Account) -> None: ...
-    @abstractmethod
-    def _write_setting(self, name: str, value: Any) -> None: ...
-    @abstractmethod
-    def _write_runner(self, runner: Runner) -> None: ...
-    @abstractmethod
-    def _delete_runner(self, runner_id: str) -> None: ...
-
 
 def _with_payload_of(found: Job, job: Job, now_ms: int) -> Job:
     return found._replace(
@@ -912,15 +407,6 @@ def _with_payload_of(found: Job, job: Job, now_ms: int) -> Job:
         row=job.row,
         updated_ms=now_ms,
     )
-
-
-def step_key(job: Job, name: str) -> str:
-    """The idempotency key of a step: the same at every try, new with each generation."""
-    return f"vqkit-{codec.content_hash(job.id, job.generation, name)}"
-
-
-def _done(step: Step, value_json: str, now_ms: int) -> Step:
-    return step._replace(state="done", value_json=redact(value_json), ended_ms=now_ms)
 
 
 def _origin(job: Job) -> str:
@@ -947,44 +433,9 @@ def _ended(
     )
 
 
-def _tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
-    """What these jobs add to the counters: one by batch and status, one by account and end."""
-    tally: Counter[tuple[str, str, str]] = Counter(
-        [("batch", job.batch or "", job.status) for job in jobs]
-    )
-    tally.update(
-        ("account", job.account, job.status)
-        for job in jobs
-        if job.status in ("completed", "failed") and job.account is not None
-    )
-    for job in jobs:
-        if job.reserved_microusd and job.account is not None:
-            tally["money", job.account, "reserved"] += job.reserved_microusd
-    return tally
-
-
 def _is_spending(name: tuple[str, str, str]) -> bool:
     """What was spent stays counted when the attempts it was spent on are pruned."""
     return name[0] == "money" and name[2] != "reserved"
-
-
-def _next_minutes(accounts: Sequence[Account]) -> list[int]:
-    """When accounts that have used up their minute may go on."""
-    found = [a.limits for a in accounts if "per_minute" in a.limits]
-    return [
-        limits["minute_ms"] + MINUTE_MS
-        for limits in found
-        if limits.get("used", 0) >= limits["per_minute"]
-    ]
-
-
-def day_of(ms: int) -> str:
-    """The day of a moment, UTC, as the counters name it."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("day:%Y-%m-%d")
-
-
-def _redacted_event(event: Event) -> Event:
-    return event._replace(data_json=redact_json(event.data_json))
 
 
 def _redacted_runner(runner: Runner, now_ms: int) -> Runner:
@@ -993,12 +444,3 @@ def _redacted_runner(runner: Runner, now_ms: int) -> Runner:
         health_json=redact_json(runner.health_json),
         updated_ms=now_ms,
     )
-
-
-def _redacted(job: Job) -> Job:
-    cleaned: dict[str, Any] = {
-        name: (redact_json if name.endswith("_json") else redact)(text)
-        for name in ("result_json", "error_json", "reason", "stage")
-        if (text := getattr(job, name)) is not None and secrets.holds_secret(text)
-    }
-    return job._replace(**cleaned) if cleaned else job

@@ -1,0 +1,276 @@
+"""The verbs of paid work: steps that are done once, doubts, money and the limits of accounts.
+
+`PaidVerbs` is the part of a store's verbs that `store.base.Store` builds on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from .. import codec, lifecycle, policy
+from ..job import Account, Attempt, Event, Job, Step
+from ..outcome import Bill, Effect
+from ..secrets import redact
+from .primitives import Primitives
+
+__all__ = ["PaidVerbs"]
+
+MINUTE_MS = 60_000
+
+
+class PaidVerbs(Primitives):
+    """What a store does about steps and money; everything here is called by its other verbs."""
+
+    def begin_step(
+        self, number: int, fence: int, name: str, *, is_paid: bool, request_json: str | None
+    ) -> tuple[Step, bool]:
+        """Begins a step, or gives the one that is there, and whether an earlier attempt began it.
+
+        A paid step is on record as an intent, with its key, before it is done. One that is
+        there already as an intent was begun by an attempt that never told its end. Raises
+        StaleFence for whoever no longer holds the job.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            after, event = lifecycle.apply(job, "begin", now_ms, fence, name=name)
+            for step in self.steps(number):
+                if (step.generation, step.name) == (job.generation, name):
+                    return step, step.fence != fence
+            key = step_key(job, name)
+            fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
+            step = Step(*fields, request_json, None, now_ms)
+            if is_paid:
+                self._write([(job, after)])
+                self._write_step(step)
+                self._record([event])
+        return step, False
+
+    def end_step(
+        self, step: Step, fence: int, value_json: str, handle_json: str | None = None
+    ) -> None:
+        """Keeps what a step gave. With `handle_json` it opened a render at its account."""
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(step.job)
+            change = {"name": step.name}
+            if handle_json is not None:
+                change["handle_json"] = handle_json
+            after, event = lifecycle.apply(job, "step", now_ms, fence, **change)
+            self._write([(job, after)])
+            self._write_step(_done(step, value_json, now_ms))
+            self._record([event])
+
+    def repair_step(self, step: Step, value_json: str, handle_json: str | None) -> None:
+        """Keeps what a receipt says a step gave, for an attempt that did not live to say it.
+
+        The caller holds the dead owner's lock, or the job is in doubt.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(step.job)
+            if handle_json is not None:
+                after = job._replace(handle_json=handle_json, updated_ms=now_ms)
+                self._write([(job, after)])
+            self._write_step(_done(step, value_json, now_ms))
+            data = codec.dumps({"name": step.name, "from": "receipt"})
+            self._record([Event("job.step_done", job.number, now_ms, data_json=data)])
+
+    def drop_step(self, step: Step, fence: int) -> None:
+        """Takes an intent back: it certainly was not done."""
+        with self.transaction():
+            lifecycle.apply(self.job(step.job), "begin", self.clock.now_ms(), fence)
+            self._delete_step(step)
+
+    def resolve(
+        self,
+        number: int,
+        *,
+        to: str = "queued",
+        value_json: str | None = None,
+        handle_json: str | None = None,
+        is_fresh: bool = False,
+        reason: str | None = None,
+    ) -> Job:
+        """Ends a job's doubt, by the user's or the provider's word, and returns the job.
+
+        With `value_json` the step in doubt is done and gave that; with `handle_json` its
+        render is open. Without either it was not sent, or with `is_fresh` another one is
+        to be made; `to="failed"` gives up.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
+            if handle_json is not None:
+                change["handle_json"] = handle_json
+            after, event = lifecycle.apply(job, "resolve", now_ms, **change)
+            for step in self.steps(number):
+                if step.state == "intent" and step.generation == job.generation:
+                    if value_json is not None:
+                        self._write_step(_done(step, value_json, now_ms))
+                    elif not is_fresh and to == "queued":
+                        self._delete_step(step)
+            self._write([(job, after)])
+            self._record([event])
+            if handle_json is None and value_json is None:
+                was_not_sent = to == "queued" and not is_fresh
+                spent = Bill("unknown", job.reserved_microusd)
+                self._settle_doubt(job, now_ms, Bill("not billed", 0) if was_not_sent else spent)
+        return after
+
+    def _settle_doubt(self, job: Job, now_ms: int, bill: Bill) -> None:
+        """Writes down what the doubtful attempts of this render cost."""
+        doubtful = [
+            a
+            for a in self.attempts(job.number)
+            if a.generation == job.generation and a.money is None and a.finished_ms is not None
+        ]
+        for i, a in enumerate(doubtful):
+            cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
+            self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
+
+    def close_render(self, number: int, note: str) -> None:
+        """Forgets the open render of a finished job: its provider has been told, or is done."""
+        with self.transaction():
+            job = self.job(number)
+            if job.is_terminal and job.is_open:
+                closed = job._replace(handle_json=None, updated_ms=self.clock.now_ms())
+                self._write([(job, closed)])
+                data = codec.dumps({"note": note})
+                self._record(
+                    [Event("job.render_closed", number, self.clock.now_ms(), data_json=data)]
+                )
+
+    def _end(self, ends: Sequence[Attempt], now_ms: int) -> None:
+        """Ends attempts, and counts what they cost."""
+        self._end_attempts(ends)
+        spent: Counter[tuple[str, str, str]] = Counter()
+        for end in ends:
+            if end.cost_microusd:
+                spent["money", end.account, "spent"] += end.cost_microusd
+                spent["money", end.account, day_of(now_ms)] += end.cost_microusd
+        self._count(spent)
+
+    def _affect(
+        self, effects: Sequence[tuple[str, Effect]], good: Set[str], now_ms: int
+    ) -> list[Event]:
+        """What attempts' ends mean for their accounts; a good one ends a row of refusals."""
+        before = {account.name: account for account in self.accounts()}
+        after = dict(before)
+        live = self.live_counts() if effects else {}
+        for name in good & before.keys():
+            limits = codec.loads(after[name].limits_json)
+            if limits.pop("moderated", 0):
+                after[name] = replace(after[name], limits_json=codec.encode(limits))
+        for name, effect in effects:
+            for account in list(after.values()):
+                is_meant = account.name == name or (
+                    effect.is_for_provider and account.provider == before[name].provider
+                )
+                if is_meant:
+                    taken = live.get(account.name, 0) + 1  # the refused one has just been let go
+                    after[account.name] = policy.affected(account, effect, taken, now_ms)
+        changed = [a for name, a in after.items() if a != before[name]]
+        for account in changed:
+            self._write_account(account)
+        return [
+            Event(
+                "account.parked",
+                at_ms=now_ms,
+                level="warning",
+                data_json=codec.dumps({"name": a.name, "reason": redact(a.parked_reason or "")}),
+            )
+            for a in changed
+            if a.parked_until_ms != before[a.name].parked_until_ms
+        ]
+
+    def used_up(self, able: Sequence[Account], now_ms: int) -> dict[str, str]:
+        """Why accounts rest whose budget does not allow one more job; it pauses, nothing fails."""
+        if not any("price" in a.limits for a in able):
+            return {}
+        pots = self._pots({}, now_ms)
+        why = {}
+        for a in able:
+            for pot, price in policy.pots_of(a, pots.keys()):
+                if pot.startswith("budget") and pots[pot] < price:
+                    why[a.name] = policy.used_up_text(pot, pots[pot], price)
+        return why
+
+    def _pots(self, live: Mapping[str, int], now_ms: int) -> dict[str, int]:
+        """What is left now of everything that accounts share or use up."""
+        accounts = self.accounts()
+        pots: dict[str, int] = {}
+        money = self.money(now_ms)
+        for a in accounts:
+            limits = a.limits
+            if "group" in limits:
+                group = f"group:{limits['group']}"
+                members = [b for b in accounts if b.limits.get("group") == limits["group"]]
+                taken = sum(live.get(b.name, 0) for b in members)
+                pots[group] = min(b.capacity for b in members) - taken
+            if "per_minute" in limits:
+                is_new = now_ms - limits.get("minute_ms", 0) >= MINUTE_MS
+                used = 0 if is_new else limits.get("used", 0)
+                pots[f"minute:{a.name}"] = limits["per_minute"] - used
+            if "budget" in limits:
+                pots[f"budget:{a.name}"] = limits["budget"] - sum(money[a.name][:2])
+        if (budget := self.setting("budget_microusd")) is not None:
+            pots["budget"] = budget - sum(sum(m[:2]) for m in money.values())
+        if (budget := self.setting("budget_day_microusd")) is not None:
+            pots["budget:day"] = budget - sum(m[1] + m[2] for m in money.values())
+        return pots
+
+    def money(self, now_ms: int) -> dict[str, tuple[int, int, int]]:
+        """{account: (spent ever, reserved now, spent today)}, in micro-dollars."""
+        kept, today = self._kept_counts(), day_of(now_ms)
+        return {
+            a.name: (
+                kept.get(("money", a.name, "spent"), 0),
+                kept.get(("money", a.name, "reserved"), 0),
+                kept.get(("money", a.name, today), 0),
+            )
+            for a in self.accounts()
+        }
+
+    def _use_minutes(
+        self, able: Sequence[Account], claimed: Sequence[tuple[Job, Job]], now_ms: int
+    ) -> None:
+        """Counts what accounts with a limit of requests per minute have used of this one."""
+        used = Counter(after.account for _, after in claimed)
+        for a in able:
+            limits = a.limits
+            if "per_minute" not in limits or not used[a.name]:
+                continue
+            if now_ms - limits.get("minute_ms", 0) >= MINUTE_MS:
+                limits |= {"minute_ms": now_ms, "used": 0}
+            limits["used"] += used[a.name]
+            self._write_account(replace(a, limits_json=codec.encode(limits)))
+
+
+def step_key(job: Job, name: str) -> str:
+    """The idempotency key of a step: the same at every try, new with each generation."""
+    return f"vqkit-{codec.content_hash(job.id, job.generation, name)}"
+
+
+def _done(step: Step, value_json: str, now_ms: int) -> Step:
+    return step._replace(state="done", value_json=redact(value_json), ended_ms=now_ms)
+
+
+def next_minutes(accounts: Sequence[Account]) -> list[int]:
+    """When accounts that have used up their minute may go on."""
+    found = [a.limits for a in accounts if "per_minute" in a.limits]
+    return [
+        limits["minute_ms"] + MINUTE_MS
+        for limits in found
+        if limits.get("used", 0) >= limits["per_minute"]
+    ]
+
+
+def day_of(ms: int) -> str:
+    """The day of a moment, UTC, as the counters name it."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("day:%Y-%m-%d")
