@@ -32,7 +32,7 @@ from typing import Any
 
 from . import codec
 from .errors import LifecycleError, StaleFence
-from .job import TERMINAL, Event, Job
+from .job import JOB_FIELDS, TERMINAL, Event, Job
 
 __all__ = ["VERBS", "apply"]
 
@@ -133,6 +133,17 @@ def apply(
     return _APPLY[verb](job, now_ms, change, rule.event)
 
 
+_INDEX = {name: i for i, name in enumerate(JOB_FIELDS)}
+
+
+def changed(job: Job, **fields: Any) -> Job:
+    """The job with these fields changed: `_replace`, in half the time for as many fields."""
+    values: list[Any] = list(job)
+    for name, value in fields.items():
+        values[_INDEX[name]] = value
+    return Job._make(values)
+
+
 def _event(kind: str, job: Job, now_ms: int, level: str = "info", /, **data: Any) -> Event:
     kept = {name: value for name, value in data.items() if value is not None}
     data_json = codec.encode(kept) if kept else "{}"
@@ -182,7 +193,8 @@ def _why(change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _claim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
-    after = job._replace(
+    after = changed(
+        job,
         status="running",
         stage="assigned",
         progress=None,
@@ -205,25 +217,26 @@ def _stage(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
     stage = change["stage"] if change.get("stage") is not None else job.stage
     progress = change.get("progress")
     is_new = stage != job.stage
-    after = job._replace(stage=stage, progress=progress, updated_ms=now_ms)
+    after = changed(job, stage=stage, progress=progress, updated_ms=now_ms)
     return after, _event(kind, after, now_ms, stage=stage, progress=progress) if is_new else None
 
 
 def _note(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     data = dict(change)
     level = data.pop("level", "info")
-    return job._replace(updated_ms=now_ms), _event(kind, job, now_ms, level, **data)
+    return changed(job, updated_ms=now_ms), _event(kind, job, now_ms, level, **data)
 
 
 def _step(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     """A step is done; where it opened a render, the job now belongs to that account."""
     handle_json = change.get("handle_json", job.handle_json)
-    after = job._replace(handle_json=handle_json, updated_ms=now_ms)
+    after = changed(job, handle_json=handle_json, updated_ms=now_ms)
     return after, _event(kind, after, now_ms, name=change.get("name"))
 
 
 def _complete(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
-    after = job._replace(
+    after = changed(
+        job,
         status="completed",
         result_json=change.get("result_json"),
         error_json=None,
@@ -241,7 +254,8 @@ def _complete(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple
 
 def _retry(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     not_before_ms = change["not_before_ms"]
-    after = job._replace(
+    after = changed(
+        job,
         status="queued",
         not_before_ms=not_before_ms,
         error_json=change.get("error_json", job.error_json),
@@ -259,7 +273,8 @@ def _retry(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
 
 
 def _fail(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
-    after = job._replace(
+    after = changed(
+        job,
         status="failed",
         error_json=change.get("error_json", job.error_json),
         finished_ms=now_ms,
@@ -274,7 +289,8 @@ def _fail(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
 
 def _give_back(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     not_before_ms = change.get("not_before_ms")
-    after = job._replace(
+    after = changed(
+        job,
         status="queued",
         attempt=job.attempt - 1,
         not_before_ms=not_before_ms,
@@ -290,7 +306,8 @@ def _give_back(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tupl
 
 def _doubt(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     # The try is not judged: its attempt is given back, and spent by whoever settles the doubt.
-    after = job._replace(
+    after = changed(
+        job,
         status="in_doubt",
         attempt=job.attempt - 1,
         deaths=job.deaths + bool(change.get("died")),
@@ -307,7 +324,8 @@ def _resolve(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
     if to == "failed":
         return _fail(job, now_ms, change, kind)
     handle_json = change.get("handle_json")
-    after = job._replace(
+    after = changed(
+        job,
         status="queued",
         handle_json=handle_json,
         account=job.account if handle_json is not None else None,
@@ -336,7 +354,8 @@ def _reclaim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
 def _cancelled(
     job: Job, now_ms: int, change: dict[str, Any], kind: str = "job.cancelled"
 ) -> tuple[Job, Event]:
-    after = job._replace(
+    after = changed(
+        job,
         status="cancelled",
         cancel_requested=False,
         not_before_ms=None,
@@ -356,14 +375,15 @@ def _cancel(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[J
 
 
 def _request_cancel(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
-    after = job._replace(
-        cancel_requested=True, reason=change.get("reason") or job.reason, updated_ms=now_ms
+    after = changed(
+        job, cancel_requested=True, reason=change.get("reason") or job.reason, updated_ms=now_ms
     )
     return after, _event(kind, after, now_ms, reason=change.get("reason"))
 
 
 def _requeue(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
-    after = job._replace(
+    after = changed(
+        job,
         status="queued",
         attempt=0,
         crashes=0,

@@ -466,30 +466,23 @@ class Pump:
                 continue
             flight = _Flight(job, provider, self._executors[provider.executor])
             self._flights[job.number, job.fence] = flight
-            flight.notes = Notes(self._deliver_to(job), self._steps_of(job), self._loop)
+            deliver, steps = partial(self._deliver, job), partial(self._do_step, job)
+            flight.notes = Notes(deliver, steps, self._loop)
             flight.task = asyncio.create_task(self._fly(flight, account.credential))
             flight.task.add_done_callback(partial(self._landed, flight))
 
-    def _deliver_to(self, job: Job) -> Callable[[str, dict[str, Any]], None]:
+    def _deliver(self, job: Job, verb: str, change: dict[str, Any]) -> None:
         """Where an attempt's notes go; called from any thread."""
+        # Nobody is woken: a note may wait for company, an ending is what wakes the loop.
+        self._noted.append(Transition(job.number, verb, job.fence, change))
 
-        def deliver(verb: str, change: dict[str, Any]) -> None:
-            # Nobody is woken: a note may wait for company, an ending is what wakes the loop.
-            self._noted.append(Transition(job.number, verb, job.fence, change))
-
-        return deliver
-
-    def _steps_of(self, job: Job) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def _do_step(self, job: Job, verb: str, **arguments: Any) -> Any:
         """What an attempt may do with its job's steps, as the holder of its fence."""
-
-        async def steps(verb: str, **arguments: Any) -> Any:
-            if verb == "begin_step":
-                arguments = {"number": job.number, "request_json": None, **arguments}
-            return await self._patiently(
-                lambda store: getattr(store, verb)(fence=job.fence, **arguments)
-            )
-
-        return steps
+        if verb == "begin_step":
+            arguments = {"number": job.number, "request_json": None, **arguments}
+        return await self._patiently(
+            lambda store: getattr(store, verb)(fence=job.fence, **arguments)
+        )
 
     async def _fly(self, flight: _Flight, credential: str | None) -> None:
         """Runs one attempt to whatever end, and hands its outcome on. Never raises."""
@@ -593,7 +586,7 @@ class Pump:
 
     async def _finish(self, job: Job, returned: Returned) -> Outcome:
         """Makes the files final. What was made is kept, however long the disk stays full."""
-        result_json = codec.encode(returned.value)
+        result_json = "null" if returned.value is None else codec.encode(returned.value)
         if returned.warning is not None:
             change = {"message": returned.warning, "level": "warning"}
             self._noted.append(Transition(job.number, "log", job.fence, change))

@@ -223,9 +223,9 @@ class Strays:
         account = stray.handler.account_of(active)
         files = await stray.handler.fetch_all(active, handle, status, account)
         value, made, _ = plain_result({"files": files}, active.made)
-        result_json = codec.encode(value)
-        outputs = await in_thread(
-            lambda: self._outputs.finish(job, made, result_json), "vqkit-files"
+        told_json = codec.encode(value)
+        result_json, outputs = await in_thread(
+            lambda: self._outputs.finish(job, made, told_json), "vqkit-files"
         )
         late = Transition(
             job.number, "complete", job.fence, {"result_json": result_json}, "late", outputs

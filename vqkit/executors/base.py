@@ -83,6 +83,8 @@ class Returned:
     @classmethod
     def of(cls, value: Any, active: ActiveJob) -> Returned:
         """What the handler of `active` returned. What is too large for a row becomes a file."""
+        if value is None:
+            return cls(None, active.made)
         value, made, warning = plain_result(value, active.made)
         if len(text := codec.encode(value)) > RESULT_BYTES_MAX:
             with active.output(".json") as path:

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from operator import attrgetter, itemgetter
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,7 @@ _FIXED = {
     *("max_attempts", "created_ms"),
 }
 _MUTABLE = tuple(i for i, name in enumerate(JOB_FIELDS) if name not in _FIXED)
-# Written even where unchanged (no index holds them): itemgetter gives a tuple from two on.
-_ALWAYS = frozenset(JOB_FIELDS.index(name) for name in ("progress", "updated_ms"))
+_NUMBER, _FENCE, _STATUS = (JOB_FIELDS.index(name) for name in ("number", "fence", "status"))
 _number = attrgetter("number")
 
 _FROM_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
@@ -449,7 +449,7 @@ class SqliteStore(Store):
                 part = rows[start : start + size]
                 one = f"({', '.join('?' * len(part[0]))})"
                 sql = f"{head}VALUES {', '.join([one] * size)}{tail}"
-                touched += self._conn.execute(sql, [v for row in part for v in row]).rowcount
+                touched += self._conn.execute(sql, list(chain.from_iterable(part))).rowcount
                 start += size
         return touched
 
@@ -511,16 +511,14 @@ class SqliteStore(Store):
         return inserted
 
     def _update_jobs(self, pairs: Sequence[tuple[Job, Job]]) -> None:
-        changed = [
-            i
-            for i in _MUTABLE
-            if i in _ALWAYS or any(before[i] is not after[i] for before, after in pairs)
-        ]
-        pick = itemgetter(*changed)
-        rows = [
-            (*pick(after), after.lane, after.is_open, before.number, before.fence, before.status)
-            for before, after in pairs
-        ]
+        # By columns, which Python compares and turns round in C: rows are many, changes few.
+        befores, afters = zip(*pairs, strict=True)
+        was, now = list(zip(*befores, strict=True)), list(zip(*afters, strict=True))
+        changed = [i for i in _MUTABLE if was[i] != now[i]]
+        lanes = [job.lane for job in afters]
+        guards = (was[_NUMBER], was[_FENCE], was[_STATUS])
+        news = (now[i] for i in changed)
+        rows = list(zip(*news, lanes, [job.is_open for job in afters], *guards, strict=True))
         columns = [*(JOB_COLUMNS[i] for i in changed), "lane", "is_open"]
         sets = ", ".join(f"{column} = v.column{i}" for i, column in enumerate(columns, 1))
         n = len(columns)
