@@ -97,7 +97,7 @@ def studio(
     server: MockProvider,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
-) -> Iterator[Studio]:
+) -> Studio:
     monkeypatch.setattr(vqkit.run, "LOOK_S", 0.005)
     monkeypatch.setattr(vqkit.renders, "LOOK_S", 0.02)
     monkeypatch.setattr(vqkit.renders, "POLL_S", (0.01, 0.02))
@@ -105,7 +105,7 @@ def studio(
     default = Knobs()
     known = {f.name: getattr(default, f.name) for f in fields(Knobs) if f.name != "chances"}
     server.set(**{**known, **dict.fromkeys(CHANCES, False), "poll_after_s": 0.01})
-    yield Studio(tmp_path, server, request.node.name, monkeypatch)
+    return Studio(tmp_path, server, request.node.name, monkeypatch)
 
 
 def put(q: Queue, count: int, **options: Any) -> list[str]:
@@ -894,7 +894,8 @@ def test_no_more_are_begun_in_a_minute_than_allowed(studio: Studio) -> None:
         put(q, 8)
         drain(q, clock=clock).check()
         began = sorted(a.started_ms for a in q.attempts())
-        assert [began[n + 3] - began[n] >= 60_000 for n in range(5)] == [True] * 5
+        assert all(began[n + 3] - began[n] >= 60_000 for n in range(5))
+        assert clock.now_ms() - began[0] < 300_000
 
 
 def test_accounts_of_one_group_share_the_smallest_limit(studio: Studio) -> None:
@@ -1001,10 +1002,11 @@ def test_a_download_that_fails_four_times_never_causes_a_second_render(studio: S
     with studio.open() as q:
         put(q, 1)
         q.run().check()
-        assert (len(studio.renders()), len(studio.requests("submit"))) == (1, 1)
-        files = [r for r in studio.mock.requests() if r.what == "file"]
-        assert sum(r.render == studio.renders()[0].id for r in files) == 5
-        assert q.outputs(1)[0].read_bytes() == studio.mock.content(studio.renders()[0].request)
+        (render,) = studio.renders()
+        assert len(studio.requests("submit")) == 1
+        files = [r for r in studio.mock.requests() if r.what == "file" and r.render == render.id]
+        assert len(files) == 5
+        assert q.outputs(1)[0].read_bytes() == studio.mock.content(render.request)
         assert q.job(1).attempt == 1
 
 
@@ -1040,7 +1042,7 @@ def test_a_part_is_never_taken_for_finished(studio: Studio) -> None:
 
 def test_hostile_prompts_get_files_of_their_own(studio: Studio) -> None:
     same = "a fox " * 40
-    prompts = [same + "one", same + "two", "🦊" * 50, "CON", "a/b:c", "Cat", "cat", "..", "", "\n"]
+    prompts = [same + "one", same + "two", "🦊" * 50, "CON", "a/b:c", "Cat", "cat", ".."]
     with studio.open({"a": 4}) as q:
         q.put_many([{"prompt": prompt} for prompt in prompts])
         q.run().check()
@@ -1102,7 +1104,7 @@ def test_an_open_render_of_a_waiting_job_is_cancelled_when_a_pump_is_next_at_wor
 def test_a_result_that_was_paid_for_is_kept_though_the_job_was_cancelled(
     studio: Studio, cancel: Any
 ) -> None:
-    studio.mock.set(cancel=cancel, render_polls=2)
+    studio.mock.set(cancel=cancel, render_polls=1_000_000)
     with studio.open() as q:
         put(q, 1)
         run = q.start()
@@ -1110,18 +1112,13 @@ def test_a_result_that_was_paid_for_is_kept_though_the_job_was_cancelled(
         run.stop(0)
         studio.mock.set(render_polls=0)  # it ends while nobody looks
         q.cancel(1)
-        _until(lambda: studio.renders()[0].state == "SUCCEEDED" or _nudge(studio))
+        _until(lambda: studio.renders()[0].state == "SUCCEEDED")
         q.run()
         assert statuses(q) == {"cancelled": 1}
         (path,) = q.outputs(1)
         assert path.read_bytes() == studio.mock.content(studio.renders()[0].request)
         assert any(event.type == "job.late_result" for event in q.events(job=1))
         assert spent(q) == studio.billed() == COST
-
-
-def _nudge(studio: Studio) -> bool:
-    studio.mock.set(render_polls=0)
-    return False
 
 
 def test_a_cancel_that_comes_before_the_request_sends_nothing(studio: Studio) -> None:

@@ -185,10 +185,14 @@ class Rig:
     async def claimed_by(self, owner: str, **settings: Any) -> int:
         """A job is put and claimed in one breath by somebody else. Its number."""
         job = new_job({}, **settings)
+        theirs = settings.get("pinned_account")
+
+        def not_theirs(account: Account) -> str | None:
+            return None if theirs in (None, account.name) else "not theirs"
 
         def claim(store: TryingStore) -> int:
             store.put([job])
-            store.turn((), Claim(owner, lambda account: None))
+            store.turn((), Claim(owner, not_theirs))
             return store.job(job.id).number
 
         async with self.another() as other:

@@ -26,6 +26,7 @@ from vqkit.errors import (
     UsageError,
 )
 from vqkit.job import STATUSES
+from vqkit.pump import Pump
 from vqkit.testing import ManualClock, drain, drained
 
 NASTY = "<img src=x onerror=alert(1)>&\"'"
@@ -500,10 +501,19 @@ def test_a_dead_pump_is_told_by_wait_run_and_check(
     async def broken(self: Any, next_ms: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
+    end, is_let_go = Pump._end, []
+
+    async def slow_end(self: Any, lock: Any) -> None:
+        await asyncio.sleep(0.3)  # until it has let go, a new run would find its jobs taken
+        await end(self, lock)
+        is_let_go.append(True)
+
     monkeypatch.setattr("vqkit.pump.Pump._rest", broken)
+    monkeypatch.setattr("vqkit.pump.Pump._end", slow_end)
     q.put({"n": 1})
     with pytest.raises(PumpError, match="ZeroDivisionError: a fault of ours"):
         q.run(echo)
+    assert is_let_go
     with pytest.raises(PumpError):
         q.check()
     (runner,) = q.snapshot().runners

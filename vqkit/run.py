@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,6 +198,7 @@ class Run:
         while not self._is_over(rested) and (end_s is None or time.monotonic() < end_s):
             time.sleep(LOOK_S)
         rested.cancel()
+        self._raise_if_dead()
         return self._summarize(self)
 
     def __await__(self) -> Generator[Any, None, Summary]:
@@ -208,20 +209,20 @@ class Run:
         while not self._is_over(rested):  # noqa: ASYNC110 - an Event of this loop would sleep
             # A sleeping loop does not notice an interrupt; one that looks again does.
             await asyncio.sleep(LOOK_S)
+        self._raise_if_dead()
         return self._summarize(self)
 
     def _is_over(self, rested: Future[None]) -> bool:
+        # A pump that dies cancels `rested` on its way; only when it has let go of its jobs can
+        # q.start() take them over.
+        return not self.is_running or (rested.done() and not rested.cancelled())
+
+    def _raise_if_dead(self) -> None:
         if self.error is not None:
             raise PumpError(
                 f"the pump has stopped: {self.health.trouble}. Jobs at work stay where they are;"
                 " q.start() begins again and recovers them."
             ) from self.error
-        if not self.is_running:
-            return True
-        try:
-            return rested.done() and rested.result() is None
-        except CancelledError:  # the pump ended before the queue was at rest
-            return True
 
 
 # -- leaving --------------------------------------------------------------------------------
