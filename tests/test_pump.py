@@ -886,9 +886,14 @@ async def test_a_coroutine_over_its_time_is_ended_and_tried_again(rig: Rig) -> N
     assert "took longer than its timeout_s of 0.03" in (first.error_json or "")
 
 
-async def test_a_thread_over_its_time_is_asked_to_stop_and_its_late_result_is_kept(
-    rig: Rig,
-) -> None:
+async def overdue(rig: Rig) -> None:
+    """Waits until the pump has said that an attempt is over its time."""
+    while "logged" not in await rig.events():
+        rig.clock.advance(0.5)
+        await rig.asleep()
+
+
+async def test_a_thread_over_its_time_holds_its_slot_and_its_result_counts(rig: Rig) -> None:
     go_on = threading.Event()
     flags: list[bool] = []
 
@@ -898,20 +903,38 @@ async def test_a_thread_over_its_time_is_asked_to_stop_and_its_late_result_is_ke
             job.check_cancelled()
         except JobCancelled:
             flags.append(True)
-        return "too late"
+        return "late, and paid for"
 
     rig.provide(work)
     await rig.account()
-    await rig.put(timeout_ms=30, max_attempts=1)
+    await rig.put(timeout_ms=30)
     async with rig.pumping() as pump:
-        await rig.at_rest(pump)
-        assert (await rig.job()).status == "failed"
+        await overdue(rig)
+        assert (await rig.job()).status == "running"
         go_on.set()
-        await until(lambda: flags)
-        await rig.until_event("late_result")
+        await rig.at_rest(pump)
+    assert flags == [True]
+    assert (await rig.job()).result == "late, and paid for"
+    assert len(await rig.store.acall(lambda s: s.attempts(1))) == 1
+
+
+async def test_a_thread_that_ends_badly_over_its_time_is_tried_again(rig: Rig) -> None:
+    go_on = threading.Event()
+
+    def work(job: Any) -> int:
+        go_on.wait(20)
+        job.check_cancelled()
+        return int(job.attempt)
+
+    rig.provide(work)
+    await rig.account()
+    await rig.put(timeout_ms=30, max_attempts=2)
+    async with rig.pumping(retry=Retry(base_s=0)) as pump:
+        await overdue(rig)
+        go_on.set()
+        await rig.at_rest(pump)
     attempts = await rig.store.acall(lambda s: s.attempts(1))
-    assert attempts[0].outcome == "timed_out"
-    assert attempts[0].late_result_json == '"too late"'
+    assert [a.outcome for a in attempts] == ["timed_out", "completed"]
 
 
 async def test_a_process_over_its_time_is_ended(rig: Rig) -> None:
@@ -996,8 +1019,10 @@ async def test_whatever_a_handler_returns_is_kept_in_some_form(
     for output in files:
         kept[next(n for n, j in jobs.items() if j.number == output.job)].append(output.path)
     assert jobs["nothing"].result is None
-    for name in ("nan", "bytes", "set", "big_integer", "half_character", "odd_keys", "own_list"):
+    assert [jobs["bytes"].result] == kept["bytes"]
+    for name in ("nan", "set", "big_integer", "half_character", "own_list"):
         assert "repr" in jobs[name].result, name
+    assert jobs["odd_keys"].result == {"1": "one"}
     assert jobs["surrogate_repr"].result == {"repr": "half ?"}
     assert "BrokenRepr" in jobs["broken_repr"].result["repr"]
     assert jobs["own_file"].result == {"file": str(tmp_path / "mine.txt")}

@@ -816,3 +816,80 @@ def test_drain_refuses_a_queue_that_is_being_run(q: Queue) -> None:
 def test_drain_tells_what_could_not_run(q: Queue) -> None:
     q.put({"n": 1}, provider="nobody")
     assert "no account has it" in str(drain(q, echo))
+
+
+def test_a_new_handler_does_all_jobs_that_name_nobody(tmp_path: Path) -> None:
+    def first(job: Any) -> str:
+        return "first"
+
+    def second(job: Any) -> str:
+        return "second"
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put_many([{"n": n} for n in range(3)])
+        q.run(first)
+        q.put_many([{"n": n} for n in range(3, 9)])
+        q.put({"n": "named"}, provider="first")
+        q.run(second)
+        assert [job.result for job in q.jobs()] == ["first"] * 3 + ["second"] * 6 + ["first"]
+        q.requeue(status="completed")
+        q.run(first)
+        assert {job.result for job in q.jobs()} == {"first"}
+
+
+def test_a_call_that_was_never_awaited_is_no_result(tmp_path: Path) -> None:
+    async def call() -> int:
+        return 1
+
+    async def forgot(job: Any) -> Any:
+        return {"video": call()}
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"n": 1})
+        q.run(forgot)
+        assert "an 'await' is missing" in q.job(1).error["message"]
+
+
+def test_one_value_json_cannot_carry_does_not_cost_the_others(tmp_path: Path) -> None:
+    def work(job: Any) -> Any:
+        return {"clip": b"\0\0\0\x18ftypmp42", "seconds": 2, "when": {1, 2}}
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"n": 1})
+        q.run(work)
+        result = q.job(1).result
+        assert result["seconds"] == 2
+        assert result["when"] == "{1, 2}"
+        assert q.outputs(1)[0].name == result["clip"]
+        assert q.outputs(1)[0].suffix == ".mp4"
+
+
+def test_a_second_chance_keeps_the_time_a_job_was_put_for(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"n": 1}, not_before="2130-01-01")
+        q.cancel(1)
+        assert q.requeue(1, status="cancelled") == 1
+        assert q.job(1).not_before_ms is not None
+
+
+def test_retry_wants_a_retry(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q, pytest.raises(UsageError, match="expected such as Retry"):
+        q.start(lambda job: None, retry=3)  # type: ignore[arg-type]
+
+
+def test_a_doubt_is_told_with_what_to_do(tmp_path: Path) -> None:
+    def send(key: str) -> None:
+        raise ConnectionError("lost")
+
+    def work(job: Any) -> Any:
+        return job.once("submit", send, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"n": 1})
+        told = str(q.run(work))
+        assert "1 in doubt" in told
+        assert 'q.resolve(1, "attach" |' in told
+        with pytest.raises(JobsFailed, match=r"q\.resolve\(1"):
+            q.check()
+        q.resolve(1, "give_up")
+        assert q.job(1).status == "failed"

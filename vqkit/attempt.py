@@ -7,6 +7,7 @@ process. `describe_error` tells what went wrong, pointing at the user's own line
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import os
 import sys
@@ -19,12 +20,12 @@ from random import random
 from typing import Any
 
 from . import codec, secrets, steps
-from .errors import JobCancelled, PayloadError, UsageError
+from .errors import GiveUp, JobCancelled, PayloadError, UsageError
 from .job import Job
 from .outputs import Made, OutputFolder
 from .steps import Channel
 
-__all__ = ["ActiveJob", "Channel", "describe_error", "plain_result"]
+__all__ = ["ActiveJob", "Channel", "describe_error", "plain_result", "suffix_of"]
 
 TRACEBACK_CHARS = 8000
 MESSAGE_CHARS = 2000
@@ -184,17 +185,21 @@ class ActiveJob:
         self.made.append(Made(str(path), name))
 
 
-def plain_result(value: Any, made: list[Made]) -> tuple[Any, list[Made], str | None]:
+def plain_result(
+    value: Any, made: list[Made], keep: Callable[[bytes], Made] | None = None
+) -> tuple[Any, list[Made], str | None]:
     """What a handler returned, as JSON can carry it; its files; and a warning, or None.
 
-    Every path in it that exists becomes an output. A value JSON cannot carry is kept as
-    its repr, with a warning: what was made and paid for is not thrown away for its form.
+    Every path in it that exists becomes an output, and so do bytes, which `keep` writes to a
+    file. A value JSON cannot carry is kept as its repr, with a warning: what was made and
+    paid for is not thrown away for its form. Raises GiveUp for a call that was never made.
     """
     if value is None:
         return None, made, None
     files = {file.path: file for file in made}
+    why: list[str] = []
 
-    def walk(item: Any) -> Any:
+    def walk(item: Any, where: str) -> Any:
         if isinstance(item, Path | os.PathLike):
             text = os.fsdecode(item)
             if text not in files and _is_text(text) and Path(text).is_file():
@@ -203,20 +208,52 @@ def plain_result(value: Any, made: list[Made]) -> tuple[Any, list[Made], str | N
         if isinstance(item, str) and item in files:
             return files[item].name or files[item].path
         if isinstance(item, dict):
-            return {key: walk(part) for key, part in item.items()}
+            return {_key(key): walk(part, f"{where}[{key!r}]") for key, part in item.items()}
         if isinstance(item, list | tuple):
-            return [walk(part) for part in item]
-        return item
+            return [walk(part, f"{where}[{i}]") for i, part in enumerate(item)]
+        if inspect.isawaitable(item):
+            if inspect.iscoroutine(item):
+                item.close()
+            raise GiveUp(f"{where} is a call that was never made: an 'await' is missing before it")
+        if isinstance(item, bytes | bytearray) and item and keep is not None:
+            file = keep(bytes(item))
+            files[file.path] = file
+            return file.name
+        try:
+            return codec.plain(item, where)
+        except PayloadError as error:
+            why.append(str(error))
+            return _repr(item)
 
     try:
-        return codec.plain(walk(value), "result"), list(files.values()), None
-    except PayloadError as error:
-        why = str(error)
+        plain = codec.plain(walk(value, "result"), "result")
+    except GiveUp:
+        raise
     except RecursionError:
-        why = "too deep"
+        why.append("it is too deep")
+        plain = _repr(value)
     except Exception as error:  # noqa: BLE001 - whatever an object of the user's own does
-        why = f"{type(error).__name__} when it was looked at"
-    return {"repr": _repr(value)}, list(files.values()), f"kept as text: {why}"
+        why.append(f"{type(error).__name__} when it was looked at")
+        plain = _repr(value)
+    if why and isinstance(plain, str):
+        plain = {"repr": plain}
+    return plain, list(files.values()), f"kept as text: {why[0]}" if why else None
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else str(key)
+
+
+MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"ID3": ".mp3"}
+
+
+def suffix_of(data: bytes) -> str:
+    """The file ending of well-known media by their first bytes, else ``.bin``."""
+    if data[4:8] == b"ftyp":
+        return ".mp4"
+    if data[:4] == b"RIFF":
+        return {b"WEBP": ".webp", b"WAVE": ".wav"}.get(data[8:12], ".bin")
+    return next((suffix for start, suffix in MAGIC.items() if data.startswith(start)), ".bin")
 
 
 def _repr(value: Any) -> str:

@@ -70,4 +70,6 @@ def local_text(ms: int | None, now_ms: int) -> str:
         return ""
     moment = datetime.fromtimestamp(ms / 1000)
     today = datetime.fromtimestamp(now_ms / 1000).date()
-    return moment.strftime("%H:%M:%S" if moment.date() == today else "%d %b %H:%M")
+    if moment.date() == today:
+        return moment.strftime("%H:%M:%S")
+    return moment.strftime("%d %b %H:%M" if moment.year == today.year else "%d %b %Y %H:%M")

@@ -221,8 +221,9 @@ class GiveUp(Signal):
 class Snooze(Signal):
     """Not now: the job returns to the queue for ``delay_s`` seconds and no attempt is spent."""
 
-    def __init__(self, delay_s: float, reason: str = "snoozed") -> None:
-        if not 0 <= delay_s < 10 * 366 * 86400:
+    def __init__(self, delay_s: Any, reason: str = "snoozed") -> None:
+        is_number = isinstance(delay_s, int | float) and not isinstance(delay_s, bool)
+        if not is_number or not 0 <= delay_s < 10 * 366 * 86400:
             raise UsageError(
                 f"Snooze({delay_s!r}): expected seconds from 0 up to ten years", delay_s=delay_s
             )

@@ -228,7 +228,10 @@ class Added:
         if self.conflicts:
             parts.append(f"{self.conflicts} changed too late (already started, left alone)")
         if self.problems:
-            parts.append(f"{len(self.problems)} rows skipped")
+            some = "; ".join(f"row {p.row}: {p.reason}" for p in self.problems[:3])
+            more = "; …" if len(self.problems) > 3 else ""
+            rows = "row" if len(self.problems) == 1 else "rows"
+            parts.append(f"{len(self.problems)} {rows} skipped ({some}{more})")
         return ", ".join(parts)
 
     def __add__(self, other: Added) -> Added:

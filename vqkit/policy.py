@@ -77,16 +77,18 @@ class Slots:
     provider: str
     free: int
     costs: tuple[tuple[str, int], ...] = ()
+    takes_any: bool = True
 
     @property
     def lanes(self) -> tuple[str, ...]:
         """Where its jobs wait: those that name it, those that name its provider, the rest."""
-        return lanes_of(self.account, self.provider)
+        return lanes_of(self.account, self.provider, takes_any=self.takes_any)
 
 
-def lanes_of(account: str, provider: str) -> tuple[str, ...]:
+def lanes_of(account: str, provider: str, *, takes_any: bool = True) -> tuple[str, ...]:
     """The lanes an account draws from, the narrowest first."""
-    return lane_of(None, account), lane_of(provider, None), ""
+    named = lane_of(None, account), lane_of(provider, None)
+    return (*named, "") if takes_any else named
 
 
 def free_slots(capacity: int, live: int) -> int:
@@ -316,7 +318,7 @@ def used_up_text(pot: str, left_microusd: int, price: int) -> str:
     )
     return (
         f"{which} has {dollars(max(0, left_microusd))} left and a job may cost {dollars(price)};"
-        " raise it to go on"
+        " raise it to go on: q.budget = …, or the account's"
     )
 
 

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,7 +124,8 @@ class Pump:
     """Hands the queue's jobs to providers until it is told to stop.
 
     `providers` may change while it runs: the handler bound to a name at the moment of a
-    claim is the one that is called. `retry` is the default for jobs that say nothing.
+    claim is the one that is called. Those in `named_only` do only jobs that name them. `retry`
+    is the default for jobs that say nothing.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Pump:
         store: StoreThread[Any],
         *,
         providers: Mapping[str, Provider],
+        named_only: Set[str] = frozenset(),
         outputs: OutputFolder,
         runners: Path,
         retry: Retry | None = None,
@@ -146,7 +148,7 @@ class Pump:
         self.recovered = Recovered()
         self.error: BaseException | None = None
         self._store = store
-        self._providers = providers
+        self._providers, self._named_only = providers, named_only
         self._outputs = outputs
         self._runners = runners
         self._clock = clock or SystemClock()
@@ -293,7 +295,11 @@ class Pump:
         ended, self._ended = self._ended, []
         self._storing = len(ended)
         noted = [self._noted.popleft() for _ in range(len(self._noted))]
-        claim = None if self._is_stopping else Claim(self.id, self._why_not)
+        claim = (
+            None
+            if self._is_stopping
+            else Claim(self.id, self._why_not, named_only=frozenset(self._named_only))
+        )
         row = self._health_row()
 
         def turn(store: Store) -> tuple[TurnResult, list[Job], bool, list[Any]]:
@@ -438,8 +444,14 @@ class Pump:
         lanes = {
             lane
             for account in result.accounts
-            if account.name not in result.why or (account.parked_until_ms or 0) > now_ms
-            for lane in lanes_of(account.name, account.provider)
+            # One that is parked for a while comes back; one parked for good waits for its user.
+            if account.name not in result.why
+            or now_ms < (account.parked_until_ms or 0) < policy.FOR_EVER_MS
+            for lane in lanes_of(
+                account.name,
+                account.provider,
+                takes_any=account.provider not in self._named_only,
+            )
         }
 
         def at_rest(store: Store) -> bool:
@@ -514,7 +526,8 @@ class Pump:
             else:
                 returned = await self._within(job.timeout_ms / 1000, flight, work)
         except _TookTooLongError as error:
-            return Outcome("timed_out", error_json=_error_json(TimeoutError(str(error))))
+            wrong = TimeoutError(secrets.redact(str(error)))
+            return Outcome("timed_out", error_json=_error_json(wrong))
         except HandlerRaised as raised:
             return self._judge(flight, raised.error, raised.frames)
         except WorkerDied as died:
@@ -538,25 +551,21 @@ class Pump:
         if attempt.done():
             return attempt.result()
         work.notes.cancel()
+        told = f"took longer than its timeout_s of {limit_s:g}"
         if flight.executor.can_stop:
             attempt.cancel()
             await asyncio.wait({attempt}, timeout=STOP_S)
-        else:
-            self._errand(self._late(flight.job, attempt))
-        raise _TookTooLongError(f"took longer than its timeout_s of {limit_s:g}")
-
-    async def _late(self, job: Job, attempt: asyncio.Future[Returned]) -> None:
-        """Keeps what a plain function returns after its time: it may have been paid for."""
+            raise _TookTooLongError(told)
+        # To try again beside a call that still runs would be to run, and to pay, twice; and
+        # the account's slot is taken as long as it does.
+        warning = f"{told}; a plain function cannot be ended: its slot is held until it returns"
+        work.notes.post("log", {"message": warning, "level": "warning"})
         try:
-            outcome = await self._finish(job, await attempt)
-        except Exception as error:  # noqa: BLE001 - it had failed already, by its time-out
-            log.info("job %s, after its time-out: %s", job.number, secrets.redact(repr(error)))
-            return
-        change = {"result_json": outcome.result_json}
-        self._ended.append(
-            Transition(job.number, "complete", job.fence, change, "late", outcome.outputs)
-        )
-        self._wake.set()
+            return await attempt
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise _TookTooLongError(f"{told}, and then ended in {error!r}") from error
 
     def _judge(
         self,

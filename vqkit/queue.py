@@ -69,7 +69,9 @@ class _Shared:
         self.writer = StoreThread(lambda: SqliteStore(path), "vqkit-store")
         self.reader = StoreThread(lambda: SqliteStore(path, readonly=True), "vqkit-reader")
         self.providers: dict[str, Provider] = {}
+        self.handlers: set[str] = set()  # given to run or start
         self.run: Run | None = None
+        self.named_only: set[str] = set()  # handlers of earlier runs: they take no unnamed job
         self.earlier: list[Run] = []  # told to stop, perhaps still following their work
         self.holders = 0
 
@@ -345,6 +347,8 @@ class Queue:
         else:
             made = function_provider(function, name)
         self._shared.providers[name] = made
+        self._shared.handlers.discard(name)
+        self._shared.named_only.discard(name)
         if self._shared.run is not None:
             self._shared.run.poke()
         return function
@@ -362,11 +366,17 @@ class Queue:
         A `handler` is a function of one argument, the job; it is the provider of its own
         name. Where no account has that provider, one of that name is made that runs
         `concurrency` jobs at once (4 unless told). Without a handler the registered
-        providers do the work. Called again it gives the same run, with the new handler.
+        providers do the work. Called again it gives the same run, with the new handler;
+        handlers of earlier calls go on only with jobs that name them.
         """
+        if retry is not None and not isinstance(retry, Retry):
+            raise UsageError(f"retry {retry!r}: expected such as Retry(max_attempts=3)")
         shared = self._shared
         if handler is not None:
             provider = function_provider(handler, executor=executor)
+            shared.named_only |= shared.handlers - {provider.name}
+            shared.named_only.discard(provider.name)
+            shared.handlers.add(provider.name)
             shared.providers[provider.name] = provider
             self._ensure_account(provider.name, concurrency)
         elif concurrency is not None:
@@ -376,6 +386,7 @@ class Queue:
             return Pump(
                 shared.writer,
                 providers=shared.providers,
+                named_only=shared.named_only,
                 outputs=self._files,
                 runners=companion(self.path) / "runners",
                 retry=retry,
@@ -483,7 +494,14 @@ class Queue:
             failures=tuple(_failure(job) for job in failures),
             why={**why, **dict.fromkeys(snapshot.waiting, "")},
             recovered=recovered,
+            doubts=self._doubts(snapshot.counts),
         )
+
+    def _doubts(self, counts: Mapping[str, int]) -> tuple[tuple[int, str], ...]:
+        if not counts.get("in_doubt"):
+            return ()
+        found = self.jobs(status="in_doubt", newest=FAILURES_SHOWN)
+        return tuple((job.number, job.reason or "nobody knows what became of it") for job in found)
 
     # -- seeing how it stands ------------------------------------------------------------------
 
@@ -612,7 +630,8 @@ class Queue:
             run.wait(0)
         counts = {status: n for status, n in self.stats().items() if n and status != "total"}
         failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
-        return Summary(counts, 0.0, tuple(_failure(job) for job in failures)).check()
+        failed = tuple(_failure(job) for job in failures)
+        return Summary(counts, 0.0, failed, doubts=self._doubts(counts)).check()
 
     # -- changing one's mind -------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class Summary:
     failures: tuple[tuple[int, str, str | None], ...] = ()
     why: dict[str, str] = field(default_factory=dict)
     recovered: Recovered = field(default_factory=Recovered)
+    doubts: tuple[tuple[int, str], ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -64,6 +65,11 @@ class Summary:
             lines.append(f"recovered: {self.recovered}")
         for number, what, line in self.failures:
             lines.append(f"  job {number} failed: {what}" + (f" ({line})" if line else ""))
+        for number, why in self.doubts:
+            lines.append(
+                f"  job {number} in doubt: {why}. Look at the provider, then"
+                f' q.resolve({number}, "attach" | "not_sent" | "pay_again" | "give_up")'
+            )
         more = self.counts.get("failed", 0) - len(self.failures)
         if more > 0:
             lines.append(f"  and {more} more: q.jobs(status='failed')")
@@ -219,9 +225,10 @@ class Run:
 
     def _raise_if_dead(self) -> None:
         if self.error is not None:
+            why = str(self.health.trouble).rstrip(".")
             raise PumpError(
-                f"the pump has stopped: {self.health.trouble}. Jobs at work stay where they are;"
-                " q.start() begins again and recovers them."
+                f"the pump has stopped: {why}. Jobs at work stay where they are; q.start() begins"
+                " again and recovers them."
             ) from self.error
 
 

@@ -86,17 +86,20 @@ class Snapshot:
         words = [f"{self.counts['completed']:,} of {self.total:,} done"]
         words += [
             f"{self.counts[status]:,} {status.replace('_', ' ')}"
-            for status in ("failed", "in_doubt", "cancelled", "running")
+            for status in ("failed", "in_doubt", "cancelled")
             if self.counts[status]
         ]
+        is_worked_on = any(r.is_alive for r in self.runners)
+        if n := self.counts["running"]:
+            words.append(f"{n:,} {'running' if is_worked_on else 'interrupted'}")
         if self.is_paused:
             words.append("paused")
         elif self.eta_s is not None:
             words.append(f"about {duration_text(self.eta_s)} left")
         elif self.counts["queued"] and self.accounts and all(a.why_not for a in self.accounts):
             words.append("every account rests, see why below")
-        elif self.counts["queued"] and not any(r.is_alive for r in self.runners):
-            words.append("nothing is running it: q.run() or vqkit run goes on")
+        elif (self.counts["queued"] or self.counts["running"]) and not is_worked_on:
+            words.append("nobody is working on it: q.run() or vqkit run goes on")
         return ", ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,7 +196,13 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
     )
     per_minute = _per_minute(events, now_ms, since_ms)
     left = counts["queued"] + counts["running"]
-    is_moving = per_minute and left and not paused and any(v.is_alive for v in views)
+    is_moving = (
+        per_minute
+        and left
+        and not paused
+        and any(v.is_alive and v.state != "stopping" for v in views)
+        and not all(a.why_not for a in account_views)
+    )
     notes = [f"process {v.pid}: {v.trouble}" for v in views if v.trouble]
     if log_bytes > LOG_BYTES_WARNING:
         notes.append(

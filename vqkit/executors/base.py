@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .. import codec
-from ..attempt import ActiveJob, message_of, plain_result
+from ..attempt import ActiveJob, message_of, plain_result, suffix_of
 from ..job import Job
 from ..outputs import Made, OutputFolder
 
@@ -85,7 +85,13 @@ class Returned:
         """What the handler of `active` returned. What is too large for a row becomes a file."""
         if value is None:
             return cls(None, active.made)
-        value, made, warning = plain_result(value, active.made)
+
+        def keep(data: bytes) -> Made:
+            with active.output(suffix_of(data)) as path:
+                path.write_bytes(data)
+            return active.made[-1]
+
+        value, made, warning = plain_result(value, active.made, keep)
         if len(text := codec.encode(value)) > RESULT_BYTES_MAX:
             with active.output(".json") as path:
                 path.write_text(text, encoding="ascii")

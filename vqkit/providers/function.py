@@ -72,5 +72,5 @@ def _check_signature(function: Callable[..., Any], shown: str) -> None:
     except TypeError as error:
         raise HandlerError(
             f"{shown}{signature} cannot be called with one argument, the job ({error});"
-            f" write it as: def {shown}(job): …"
+            f" write it as: def {'render' if shown == 'lambda' else shown}(job): …"
         ) from error

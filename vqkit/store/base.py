@@ -191,6 +191,7 @@ class Store(PaidVerbs):
                 a.provider,
                 policy.free_slots(policy.capacity_now(a, now_ms), live.get(a.name, 0)),
                 policy.pots_of(a, pots.keys()),
+                a.provider not in claim.named_only,
             )
             for a in able
         ]

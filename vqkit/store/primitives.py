@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -44,12 +44,14 @@ class Transition(NamedTuple):
 class Claim:
     """A wish for work: who claims, which accounts may work here, at most how many jobs.
 
-    `why_not` says in a sentence why an account gets nothing now, or None.
+    `why_not` says in a sentence why an account gets nothing now, or None. Providers in
+    `named_only` do only the jobs that name them or their accounts.
     """
 
     owner: str
     why_not: Callable[[Account], str | None]
     limit: int = 500
+    named_only: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

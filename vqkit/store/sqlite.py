@@ -649,9 +649,11 @@ class SqliteStore(Store):
     def outputs(self, job: int | None = None) -> list[Output]:
         sql = "SELECT job, fence, path, size, sha256, media_type FROM outputs"
         if job is None:
-            found = self._conn.execute(f"{sql} ORDER BY job, fence, path")
+            found = self._conn.execute(f"{sql} ORDER BY job, fence, length(path), path")
         else:
-            found = self._conn.execute(f"{sql} WHERE job = ? ORDER BY fence, path", (job,))
+            found = self._conn.execute(
+                f"{sql} WHERE job = ? ORDER BY fence, length(path), path", (job,)
+            )
         return [Output(*row) for row in found.fetchall()]
 
     def steps(self, job: int) -> list[Step]:
