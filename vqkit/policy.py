@@ -174,7 +174,10 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
         case "doubt":
             return Decision("doubt", {"error_json": outcome.error_json, "reason": outcome.reason})
         case "gave_up":
-            return Decision("fail", {"error_json": outcome.error_json, "reason": outcome.reason})
+            change = {"error_json": outcome.error_json, "reason": outcome.reason}
+            if outcome.is_fresh:
+                change["fresh"] = True
+            return Decision("fail", change)
         case "crashed":
             crashes = job.crashes + 1
             is_last, delay_s = crashes >= retry.max_crashes, retry.delay_s(crashes, u)
@@ -206,7 +209,7 @@ def provider_outcome(error: ProviderError, error_json: str, now_ms: int, u: floa
         case "moderated":
             effect = Effect(is_moderated=True, reason=told)
             end = Outcome("gave_up", error_json=error_json, reason=told, effect=effect)
-            return replace(end, is_billed=is_billed, cost_microusd=cost)
+            return replace(end, is_billed=is_billed, cost_microusd=cost, is_fresh=True)
         case "auth":
             why = f"its key is not accepted ({told}); give it another, then accounts.unpark(name)"
             return _rested(told, Effect(FOR_EVER_MS, why))
@@ -300,15 +303,15 @@ def bill(outcome: Outcome, job: Job) -> Bill | None:
     return Bill("unknown", reserved)
 
 
-def reclaim_bill(before: Job, after: Job) -> Bill | None:
-    """The same for an attempt whose process died."""
+def reclaim_bill(before: Job, after: Job, *, is_unspent: bool = False) -> Bill | None:
+    """The same for an attempt whose process died; `is_unspent` where no paid step was begun."""
     if after.status == "completed":
         result = codec.loads(after.result_json)
         told = result.get("cost_microusd") if isinstance(result, dict) else None
         return Bill("billed", before.reserved_microusd if told is None else told)
     if after.status == "in_doubt" or after.is_open:
         return None
-    return Bill("unknown", before.reserved_microusd)
+    return Bill("not billed", 0) if is_unspent else Bill("unknown", before.reserved_microusd)
 
 
 def used_up_text(pot: str, left_microusd: int, price: int) -> str:

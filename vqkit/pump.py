@@ -258,7 +258,9 @@ class Pump:
         self.recovered = await self._patiently(begin)
 
     def _recover(self, store: Store) -> Recovered:
-        found = recover(store, self.id, self._runners, self._outputs, self.retry.max_deaths)
+        ceiling = self.retry.max_deaths
+        by_steps = {name for name, p in self._providers.items() if isinstance(p, RenderHandler)}
+        found = recover(store, self.id, self._runners, self._outputs, ceiling, by_steps)
         if found:
             store.log(Event("run.recovered", data_json=codec.dumps({"text": str(found)})))
         return found

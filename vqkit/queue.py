@@ -478,7 +478,9 @@ class Queue:
         """Takes over the jobs of processes that died; spends nothing. `start` does it too."""
         runners = companion(self.path) / "runners"
         ceiling = Retry().max_deaths
-        return self._write(lambda s: recover(s, "", runners, self._files, ceiling))
+        known = self._shared.providers.items()
+        by_steps = {name for name, p in known if isinstance(p, RenderHandler)}
+        return self._write(lambda s: recover(s, "", runners, self._files, ceiling, by_steps))
 
     def _summary(self, run: Run) -> Summary:
         trouble = {"the queue": run.health.trouble} if run.health.trouble else {}

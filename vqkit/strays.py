@@ -20,8 +20,10 @@ from .errors import StoreError, VqkitError
 from .executors.base import Notes
 from .executors.local import in_thread
 from .job import Account, Event, Job, Step
+from .outcome import Bill
 from .outputs import OutputFolder
 from .providers.base import Provider
+from .providers.contract import Status
 from .reconcile import Verdict, reconcile
 from .renders import RenderHandler
 from .steps import handle_of
@@ -204,19 +206,20 @@ class Strays:
         handle = active.handle or {}
         answer = await handler.provider.cancel(handle, account=account)
         note = f"the provider's answer to cancelling: {answer.replace('_', ' ')}"
-        if answer != "cancelled":
-            status = await handler.provider.poll(handle, account=account)
-            if status.state in ("queued", "throttled", "running"):
-                await self._tell(job, note)
-                return False
-            if status.state == "succeeded" and status.links:
-                await self._collect(stray, active, handle, status)
-                note = "it was done and paid for: the result is kept"
-        await self._store.acall(lambda s: s.close_render(job.number, note))
+        # Asked in any case: its state says what is to be paid.
+        status = await handler.provider.poll(handle, account=account)
+        if answer != "cancelled" and status.state in ("queued", "throttled", "running"):
+            await self._tell(job, note)
+            return False
+        if status.state == "succeeded" and status.links:
+            await self._collect(stray, active, handle, status)
+            note = "it was done and paid for: the result is kept"
+        bill = _bill_of(status, job, handler.provider.capabilities.billed_on)
+        await self._store.acall(lambda s: s.close_render(job.number, note, bill))
         return True
 
     async def _collect(
-        self, stray: _Stray, active: ActiveJob, handle: Mapping[str, Any], status: Any
+        self, stray: _Stray, active: ActiveJob, handle: Mapping[str, Any], status: Status
     ) -> None:
         """Fetches the result of a job that is over, and keeps it with its last attempt."""
         job = stray.job
@@ -245,6 +248,19 @@ class Strays:
             await self._store.acall(lambda s: s.log(event))
         except StoreError as error:
             log.warning("a note on job %s could not be written: %s", job.number, error)
+
+
+def _bill_of(status: Status, job: Job, billed_on: str) -> Bill:
+    """What a render cost that nobody waits for any more."""
+    is_billed = status.is_billed
+    if is_billed is None and status.state == "succeeded":
+        is_billed = True
+    if is_billed is None and status.state in ("failed", "cancelled") and billed_on == "success":
+        is_billed = False
+    if is_billed is False:
+        return Bill("not billed", 0)
+    cost = job.reserved_microusd if status.cost_microusd is None else status.cost_microusd
+    return Bill("billed" if is_billed else "unknown", cost)
 
 
 def _is_open(step: Step, job: Job) -> bool:

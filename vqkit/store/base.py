@@ -160,7 +160,9 @@ class Store(PaidVerbs):
             if t.outcome is not None:
                 word = "cancelled" if after.status == "cancelled" else t.outcome
                 error_json = t.change.get("error_json")
-                ends.append(_ended(job, t.fence, now_ms, word, error_json, t.bill))
+                # What is open is not spent yet: whoever collects or closes it says what it was.
+                bill = None if after.is_open else t.bill
+                ends.append(_ended(job, t.fence, now_ms, word, error_json, bill))
             if t.effect is not None and job.account is not None:
                 effects.append((job.account, t.effect))
             elif t.verb == "complete" and job.account is not None:
@@ -275,6 +277,9 @@ class Store(PaidVerbs):
             events.append(event)
         self._write(pairs)
         self._record(events)
+        for before, after in pairs:
+            if before.status == "in_doubt" and after.is_terminal and not after.is_open:
+                self._settle_doubt(before, now_ms, Bill("unknown", before.reserved_microusd))
         return [after.number for _, after in pairs]
 
     def reclaim(
@@ -297,7 +302,8 @@ class Store(PaidVerbs):
                 outputs.extend(made)
                 word = "completed" if after.status == "completed" else "reclaimed"
                 error_json = decision.change.get("error_json")
-                bill = policy.reclaim_bill(job, after)
+                is_unspent = bool(decision.change.get("is_unspent"))
+                bill = policy.reclaim_bill(job, after, is_unspent=is_unspent)
                 ends.append(_ended(job, job.fence, now_ms, word, error_json, bill))
             self._write(pairs)
             self._end(ends, now_ms)

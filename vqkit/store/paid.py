@@ -134,13 +134,19 @@ class PaidVerbs(Primitives):
             cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
             self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
 
-    def close_render(self, number: int, note: str) -> None:
-        """Forgets the open render of a finished job: its provider has been told, or is done."""
+    def close_render(self, number: int, note: str, bill: Bill | None = None) -> None:
+        """Forgets the open render of a finished job: its provider has been told, or is done.
+
+        `bill` is what it cost; without one nobody knows, and what was set aside counts as spent.
+        """
         with self.transaction():
             job = self.job(number)
             if job.is_terminal and job.is_open:
-                closed = job._replace(handle_json=None, updated_ms=self.clock.now_ms())
+                now_ms = self.clock.now_ms()
+                closed = job._replace(handle_json=None, reserved_microusd=0, updated_ms=now_ms)
                 self._write([(job, closed)])
+                spent = bill or Bill("unknown", job.reserved_microusd)
+                self._settle_doubt(job, now_ms, spent)
                 data = codec.dumps({"note": note})
                 self._record(
                     [Event("job.render_closed", number, self.clock.now_ms(), data_json=data)]
