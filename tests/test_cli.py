@@ -615,3 +615,25 @@ def test_doctor_warns_of_a_full_disk_and_a_synced_folder(foxes, monkeypatch):
 )
 def test_doctor_knows_which_sqlite_has_the_log_bug(version, has_it):
     assert doctor._has_wal_bug(version) is has_it
+
+
+def test_a_doubt_is_ended_from_the_command_line(tmp_path, monkeypatch):
+    def send(key):
+        raise ConnectionError("lost")
+
+    def work(job):
+        return job.once("submit", send, paid=True)
+
+    monkeypatch.chdir(tmp_path)
+    with Queue("runs/doubts.db") as q:
+        q.put_many([{"n": n} for n in range(3)])
+        q.run(work)
+    call = CliRunner().invoke
+    told = call(cli.main, ["requeue", "runs/doubts.db", "1"]).output
+    assert "job 1 is in doubt" in told
+    assert "vqkit resolve" in told
+    assert "which job" in call(cli.main, ["resolve", "1"]).output
+    assert "job 1 is failed now" in call(cli.main, ["resolve", "1", "give-up"]).output
+    attached = call(cli.main, ["resolve", "2", "attach", "--value", '{"id": 7}', "--json"])
+    assert json.loads(attached.stdout) == {"job": 2, "status": "queued"}
+    assert "expected 'attach'" in call(cli.main, ["resolve", "3", "sent"]).output

@@ -19,6 +19,7 @@ from .retry import Retry
 if TYPE_CHECKING:
     from .nesting import allow_nested
     from .queue import Queue
+    from .selftest import selftest
 
 __all__ = [
     "GiveUp",
@@ -29,12 +30,13 @@ __all__ = [
     "VqkitError",
     "__version__",
     "allow_nested",
+    "selftest",
 ]
 
 __version__ = "0.1.0"
 
 # Loaded when first asked for, so that a module that only raises GiveUp stays light.
-_LATER = {"Queue": "queue", "allow_nested": "nesting"}
+_LATER = {"Queue": "queue", "allow_nested": "nesting", "selftest": "selftest"}
 
 
 def __getattr__(name: str) -> Any:

@@ -618,11 +618,59 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
         if as_json:
             click.echo(json.dumps({"changed": n}))
         elif n == 0:
-            click.echo("nothing to put back: no such job has come to an end")
+            doubts = [job for job in map(q.job, numbers) if job.status == "in_doubt"]
+            for job in doubts:
+                click.echo(f"job {job.number} is in doubt ({job.reason}): see vqkit resolve --help")
+            if not doubts:
+                click.echo("nothing to put back: no such job has come to an end")
         else:
             is_busy = any(runner.is_alive for runner in q.snapshot().runners)
             then = "they are begun soon" if is_busy else "the next vqkit run makes them"
             click.echo(f"{count(n, 'job')} put back: {then}")
+
+
+@main.command()
+@click.argument("which", nargs=-1, metavar="[DB] JOB HOW")
+@click.option("--value", help="For attach: the render's id at the provider, or JSON")
+@_as_json
+def resolve(which: tuple[str, ...], value: str | None, as_json: bool) -> None:
+    """End a doubt about a paid call, by your word.
+
+    HOW is attach (it was made, as --value), not-sent (it never arrived; make it), pay-again
+    (make another, whatever became of it) or give-up (the job fails).
+    """
+    if len(which) < 2:
+        raise UsageError("which job, and how? For example: vqkit resolve 17 not-sent")
+    db, numbers = _db_and_jobs(which[:-1])
+    if len(numbers) != 1:
+        raise UsageError("one job at a time, please: each doubt is a decision of its own")
+    how: Any = which[-1].replace("-", "_")
+    with Queue(_existing(db)) as q:
+        job = q.resolve(numbers[0], how, value=_json_or_text(value))
+        told = {"job": job.number, "status": job.status}
+        click.echo(json.dumps(told) if as_json else f"job {job.number} is {job.status} now")
+
+
+def _json_or_text(value: str | None) -> Any:
+    if value is None:
+        return None
+    with suppress(ValueError):
+        return json.loads(value)
+    return value
+
+
+@main.command(name="selftest")
+@click.option("--report", type=click.Path(path_type=Path), help="A folder for the report")
+@click.option("--quick/--full", default=True, help="Under a minute, or every case")
+@click.option("--seed", type=int, default=0, show_default=True)
+def selftest_(report: Path | None, quick: bool, seed: int) -> None:
+    """Prove on this machine that nothing is lost and nothing paid twice.
+
+    Works in a throw-away folder with a provider of its own, and deletes all it made.
+    """
+    from .selftest import main_report
+
+    sys.exit(main_report(None if report is None else str(report), quick, seed, click.echo))
 
 
 def _db_and_jobs(which: tuple[str, ...]) -> tuple[Path | None, list[int]]:
