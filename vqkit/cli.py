@@ -133,6 +133,11 @@ def run(
     politely, a second one at once. The exit status is 0 only if every job is completed.
     """
     _check_run(accounts, capacity, provider)
+    if file.suffix.lower() == ".db":
+        raise UsageError(
+            f"{file} is a queue; run the sheet it was made from. A queue of a notebook goes on"
+            " where its cell or script is run again."
+        )
     table = intake.read(file, sheet=sheet)
     db = db or _queue_of(file)
     _check_out(db, out)
@@ -143,9 +148,18 @@ def run(
     with q:
         if q.warning:
             screen.say(f"warning: {q.warning}", "yellow")
+        earlier = [job.batch for job in q.jobs(newest=1)]
+        if earlier and earlier[0] not in (None, table.source):
+            screen.say(
+                f"{near(db.resolve())} was made from {earlier[0]}; {table.source} goes into it"
+                " too (for another queue: --db)",
+                "yellow",
+            )
         added = q.load(file, sheet=sheet)
         _tell_added(screen, table, added, q)
         _settle_accounts(q, provider, accounts, capacity)
+        for note in q.snapshot().waiting:
+            screen.say(note, "yellow")
         if q.snapshot().is_paused:
             screen.say("The queue was paused; this run resumes it.", "yellow")
             q.resume()
@@ -706,7 +720,9 @@ def _existing(db: Path | None) -> Path:
             raise UsageError(f"there are several queues here; name one of them: {names}")
         click.echo(f"queue: {found[0]}", err=True)
         return found[0]
-    if db.suffix.lower() in intake.KNOWN and _queue_of(db).is_file():
+    if db.suffix.lower() in intake.KNOWN:
+        if not _queue_of(db).is_file():
+            raise UsageError(f"{db} has no queue yet; make one: vqkit run {db}")
         db = _queue_of(db)
     if not db.is_file():
         hint = f"; there is: {names}" if names else "; vqkit run FILE makes one"
