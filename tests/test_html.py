@@ -87,7 +87,7 @@ def test_a_bar_shows_an_unknown_status_as_text(evil: str) -> None:
 def test_a_bar_says_its_numbers_in_words_and_survives_having_none() -> None:
     full = bar({status: n for n, status in enumerate(STATUSES)})
     assert "4 failed" in read_safely(full).text
-    assert 'aria-valuetext="1 running, 2 in doubt, 3 completed, 4 failed, 5 cancelled"' in full
+    assert 'aria-valuetext="3 completed, 1 running, 2 in doubt, 4 failed, 5 cancelled"' in full
     assert "no jobs yet" in read_safely(bar({})).text
     assert "no jobs yet" in read_safely(bar({"queued": 0})).text
 

@@ -24,7 +24,8 @@ from vqkit import Queue
 pytestmark = pytest.mark.timeout(120)
 
 PATIENCE_S = 30.0
-AT_ONCE_S = 1.0  # 0.1 s on a quiet machine
+AT_ONCE_S = 0.5
+TRIES = 5  # the machine may be busy: one of so many must be that fast
 
 
 @dataclass
@@ -163,6 +164,18 @@ def _leave_the_kernel_free(request: pytest.FixtureRequest) -> Iterator[None]:
         if left:
             kernel.manager.interrupt_kernel()
             kernel.finish(*left)
+        kernel.ok("gate.touch(); q._shared.run and q._shared.run.stop(); 0")
+
+
+def interrupted(kernel: Kernel, code: str, when: Callable[[Queue], Any]) -> tuple[Cell, float]:
+    """The cell, interrupted once it has begun and `when` holds, and how long it took to end."""
+    cell = kernel.send(f"print('begun'); {code}")
+    kernel.until_printed(cell, "begun")
+    watch_until(kernel, when)
+    begun_s = time.monotonic()
+    kernel.manager.interrupt_kernel()
+    kernel.finish(cell)
+    return cell, time.monotonic() - begun_s
 
 
 def following(kernel: Kernel) -> int:
@@ -193,19 +206,17 @@ def test_an_interrupted_run_returns_at_once_and_what_runs_is_followed(
 ) -> None:
     kernel.ok(f"gate = Path('gate-run-{handler}'); q._shared.run and q._shared.run.stop()")
     kernel.ok(f"q.put_many([{{'i': i}} for i in range(9)], provider='{handler}')")
-    cell = kernel.send(f"print('begun'); q.run({handler}, concurrency=2)")
-    kernel.until_printed(cell, "begun")
-    watch_until(kernel, lambda q: len(q.jobs(status="running")) == 2)
-    begun_s = time.monotonic()
-    kernel.manager.interrupt_kernel()
-    kernel.finish(cell)
-    assert time.monotonic() - begun_s < AT_ONCE_S
+    code = f"q.run({handler}, concurrency=2)"
+    cell, took_s = interrupted(kernel, code, lambda q: len(q.jobs(status="running")) == 2)
     (error,) = cell.errors
     assert error == (
         "KeyboardInterrupt: no new work is handed out; 2 at work are followed to their end."
         " q.run() goes on where it stopped."
     )
     assert following(kernel) == 2
+    for _ in range(TRIES):
+        took_s = min(took_s, interrupted(kernel, code, lambda q: True)[1])
+    assert took_s < AT_ONCE_S
     kernel.ok("gate.touch()")
     watch_until(kernel, lambda q: not q.jobs(status="running"))
     assert kernel.ok("print(q.stats()['queued'])") == "7\n"  # no new work was handed out
@@ -215,16 +226,14 @@ def test_an_interrupted_run_returns_at_once_and_what_runs_is_followed(
 def test_an_interrupted_await_leaves_the_batch_at_work(kernel: Kernel) -> None:
     kernel.ok("gate = Path('gate-await')")
     kernel.ok("q.put_many([{'n': 'await', 'i': i} for i in range(9)], provider='render')")
-    cell = kernel.send("print('begun'); await q.start(render)")
-    kernel.until_printed(cell, "begun")
-    watch_until(kernel, lambda q: len(q.jobs(status="running")) == 2)
-    begun_s = time.monotonic()
-    kernel.manager.interrupt_kernel()
-    kernel.finish(cell)
-    assert time.monotonic() - begun_s < AT_ONCE_S
+    code = "await q.start(render)"
+    cell, took_s = interrupted(kernel, code, lambda q: len(q.jobs(status="running")) == 2)
     assert cell.errors
     assert cell.errors[0].startswith(("CancelledError", "KeyboardInterrupt"))
     assert following(kernel) == 2
+    for _ in range(TRIES):
+        took_s = min(took_s, interrupted(kernel, code, lambda q: True)[1])
+    assert took_s < AT_ONCE_S
     kernel.ok("gate.touch()")
     watch_until(kernel, lambda q: not q.stats()["queued"] and not q.stats()["running"])
     assert kernel.ok("print(q.stats()['failed'], q._shared.run.is_running)") == "0 True\n"

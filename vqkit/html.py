@@ -24,10 +24,10 @@ LINE = "1px solid var(--jp-border-color2,#bbb)"
 STATUS = {
     "completed": ("#009E73", "✓"),
     "running": ("#0072B2", "▶"),
-    "queued": ("#999999", "·"),
     "in_doubt": ("#CC79A7", "?"),
     "failed": ("#D55E00", "✗"),
     "cancelled": ("#E69F00", "–"),
+    "queued": ("#999999", "·"),
 }
 _OTHER = ("#999999", "·")
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -62,23 +62,23 @@ def bar(counts: dict[str, int]) -> str:
     """A progress bar by status, with its numbers in words for those who cannot see it."""
     total = sum(counts.values())
     done = counts.get("completed", 0)
-    words = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in counts.items() if n)
+    order = [*STATUS, *(status for status in counts if status not in STATUS)]
+    shown = [(s, counts[s], *STATUS.get(s, _OTHER)) for s in order if counts.get(s)]
+    words = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n, *_ in shown)
     parts = "".join(
-        f'<span title="{n} {escape(status)}" style="display:inline-block;height:12px;'
-        f'width:{100 * n / total:.2f}%;background:{STATUS.get(status, _OTHER)[0]}"></span>'
-        for status, n in counts.items()
-        if n
+        f'<span title="{n} {escape(status)}" style="height:12px;flex:{n};background:{colour}">'
+        "</span>"
+        for status, n, colour, _ in shown
     )
     legend = " &nbsp; ".join(
-        f'<span style="white-space:nowrap"><span style="color:{STATUS.get(status, _OTHER)[0]}">'
-        f"{STATUS.get(status, _OTHER)[1]}</span> {n} {escape(status.replace('_', ' '))}</span>"
-        for status, n in counts.items()
-        if n
+        f'<span style="white-space:nowrap"><span style="color:{colour}">{sign}</span>'
+        f" {n} {escape(status.replace('_', ' '))}</span>"
+        for status, n, colour, sign in shown
     )
     return (
         f'<div role="progressbar" aria-label="jobs by status" aria-valuemin="0"'
         f' aria-valuemax="{total}" aria-valuenow="{done}" aria-valuetext="{escape(words)}"'
-        f' style="font-size:0;max-width:640px;border:{LINE}">{parts}</div>'
+        f' style="display:flex;max-width:640px;border:{LINE}">{parts}</div>'
         f'<div style="{TEXT}">{legend or "no jobs yet"}</div>'
     )
 
