@@ -21,7 +21,7 @@ from typing import Any
 
 from vqkit import Queue
 
-BEAT_S = 0.001
+BEAT_S = 0.01
 IDLE_S = 2.0
 
 

@@ -203,7 +203,7 @@ class CredentialError(VqkitError):
 
 
 class JobsFailed(VqkitError):
-    """Some jobs did not complete. ``failed`` lists their ids."""
+    """Some jobs did not complete. ``failed`` lists the numbers of the newest that failed."""
 
 
 class Signal(Exception):
