@@ -685,7 +685,11 @@ def test_the_server_ends_when_its_parent_was_killed(tmp_path: Path):
         with socket.create_connection((address.hostname, address.port or 0), timeout=30) as line:
             parent.stdin.write(b".")
             parent.stdin.close()
-            assert line.recv(1) == b""
+            try:  # a process that ends closes its connections, or resets them
+                left = line.recv(1)
+            except ConnectionResetError:
+                left = b""
+            assert left == b""
 
 
 def outcomes(prompts: list[str], seed: int, **restarting: bool) -> dict[str, Any]:
