@@ -221,7 +221,21 @@ def a_newer_queue(path: Path) -> None:
     SqliteStore(path).close()
     shutil.rmtree(path.with_name(path.name + "-vqkit"))
     with foreign(path) as db:
-        db.execute("UPDATE _sqlite_migrations SET name = 'm999_votes'")
+        db.execute("UPDATE _sqlite_migrations SET name = 'm999_votes' WHERE name = 'm001_tables'")
+
+
+def test_a_queue_of_an_older_version_gets_the_newer_index(tmp_path: Path) -> None:
+    path = tmp_path / "q.db"
+    SqliteStore(path).close()
+    with foreign(path) as db:
+        db.executescript(
+            "DROP INDEX jobs_stray; DELETE FROM _sqlite_migrations WHERE name = 'm002_strays'"
+        )
+    store = SqliteStore(path)
+    try:
+        assert "jobs_stray" in " ".join(plan(store, *HOT_STATEMENTS["jobs_stray"]))
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("readonly", [False, True])

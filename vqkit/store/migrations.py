@@ -185,3 +185,11 @@ def m001_tables(db: Database) -> None:
     for statement in OTHERS.split(";"):
         if statement.strip():
             db.execute(statement)
+
+
+@MIGRATIONS()
+def m002_strays(db: Database) -> None:
+    """What `stray_renders` looks for at every turn, without a look at each running job."""
+    db.execute(
+        "CREATE INDEX jobs_stray ON jobs (number) WHERE is_open = 1 AND finished_ms IS NOT NULL"
+    )

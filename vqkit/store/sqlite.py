@@ -50,7 +50,7 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is taken on
 PAGE = 500
 BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
-KNOWN_MIGRATIONS = ("m001_tables",)
+KNOWN_MIGRATIONS = ("m001_tables", "m002_strays")
 
 
 def _columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -64,7 +64,9 @@ _FIXED = {
     *("max_attempts", "created_ms"),
 }
 _MUTABLE = tuple(i for i, name in enumerate(JOB_FIELDS) if name not in _FIXED)
-_NUMBER, _FENCE, _STATUS = (JOB_FIELDS.index(name) for name in ("number", "fence", "status"))
+_NUMBER, _FENCE, _STATUS, _HANDLE, _UPDATED = (
+    JOB_FIELDS.index(name) for name in ("number", "fence", "status", "handle_json", "updated_ms")
+)
 _number = attrgetter("number")
 
 _FROM_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
@@ -93,6 +95,7 @@ _LIVE = (
 _CANCELS = (
     "SELECT number, fence FROM jobs WHERE status = 'running' AND owner = ? AND cancel_requested = 1"
 )
+_STRAYS = f"{_FROM_JOBS} WHERE is_open = 1 AND finished_ms IS NOT NULL ORDER BY number LIMIT {PAGE}"
 
 # What runs at every turn, with the index it must use; tests hold their query plans to it.
 HOT_STATEMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -101,6 +104,7 @@ HOT_STATEMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "jobs_expiring": (_EXPIRED, (0, 10)),
     "jobs_live": (_LIVE, ()),
     "jobs_owned": (_CANCELS, ("",)),
+    "jobs_stray": (_STRAYS, ()),
 }
 
 
@@ -514,12 +518,13 @@ class SqliteStore(Store):
         # By columns, which Python compares and turns round in C: rows are many, changes few.
         befores, afters = zip(*pairs, strict=True)
         was, now = list(zip(*befores, strict=True)), list(zip(*afters, strict=True))
-        changed = [i for i in _MUTABLE if was[i] != now[i]]
-        lanes = [job.lane for job in afters]
-        guards = (was[_NUMBER], was[_FENCE], was[_STATUS])
-        news = (now[i] for i in changed)
-        rows = list(zip(*news, lanes, [job.is_open for job in afters], *guards, strict=True))
-        columns = [*(JOB_COLUMNS[i] for i in changed), "lane", "is_open"]
+        changed = [i for i in _MUTABLE if was[i] != now[i]] or [_UPDATED]
+        columns = [JOB_COLUMNS[i] for i in changed]
+        news = [now[i] for i in changed]
+        if any(was[_HANDLE]) or any(now[_HANDLE]):  # else neither of these two can change
+            columns += ("lane", "is_open")
+            news += zip(*[(job.lane, job.is_open) for job in afters], strict=True)
+        rows = list(zip(*news, was[_NUMBER], was[_FENCE], was[_STATUS], strict=True))
         sets = ", ".join(f"{column} = v.column{i}" for i, column in enumerate(columns, 1))
         n = len(columns)
         tail = (
@@ -672,11 +677,7 @@ class SqliteStore(Store):
         return [row[0] for row in found.fetchall()]
 
     def stray_renders(self) -> list[Job]:
-        return self._jobs(
-            f"{_FROM_JOBS} WHERE (status = 'running' OR is_open = 1) AND finished_ms IS NOT NULL"
-            " ORDER BY number LIMIT ?",
-            (PAGE,),
-        )
+        return self._jobs(_STRAYS, ())
 
     def _write_step(self, step: Step) -> None:
         self._bulk("INSERT OR REPLACE INTO steps ", [step])
