@@ -30,7 +30,7 @@ from vqkit.errors import (
     StoreLost,
     StoreReadOnly,
 )
-from vqkit.job import Account
+from vqkit.job import Account, Job
 from vqkit.store import sqlite
 from vqkit.store import thread as thread_module
 from vqkit.store.base import JobFilter, Runner
@@ -741,7 +741,7 @@ def test_an_interrupt_of_the_waiting_thread_does_not_break_a_transaction(
 
     def slow(store: SqliteStore) -> None:
         with store.transaction():
-            store._insert_jobs([a_job(1)])
+            store._insert_jobs([a_job(1)], 1)
             # Python may miss a signal that comes just before it begins to wait.
             while not interrupted.wait(0.01):
                 signal.pthread_kill(main, signal.SIGINT)
@@ -788,7 +788,7 @@ def test_a_child_forked_within_a_transaction_does_not_let_go_of_the_lock(
 
     def hold(store: SqliteStore) -> None:
         with store.transaction():
-            store._insert_jobs([a_job(1)])
+            store._insert_jobs([a_job(1)], 1)
             inside.set()
             assert done.wait(30)
 
@@ -800,3 +800,14 @@ def test_a_child_forked_within_a_transaction_does_not_let_go_of_the_lock(
     done.set()
     holder.join()
     assert thread.call(ids) == ["id-1"]
+
+
+def test_what_a_new_job_holds_by_default_the_schema_does_too(store: SqliteStore) -> None:
+    # Columns that hold their default are left out when jobs are put.
+    told = {row[1]: row[4] for row in store.query("PRAGMA table_info(jobs)")}
+    for name, default in Job._field_defaults.items():
+        if name in ("payload_hash", "created_ms", "updated_ms"):  # always given
+            continue
+        schema = told[name.removesuffix("_json")]
+        expected = None if default is None else repr(default) if default else "0"
+        assert schema == expected, name

@@ -68,6 +68,9 @@ def _plain(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, dict):
         out = {}
         for key, item in value.items():
+            if _is_plain(item) and type(key) is str and key.isascii():
+                out[key] = item
+                continue
             if not isinstance(key, str):
                 raise PayloadError(
                     f"{where} has the key {key!r}, a {type(key).__name__}; keys are text."
@@ -78,7 +81,10 @@ def _plain(value: Any, where: str, depth: int) -> Any:
             out[str.__str__(key)] = _plain(item, f"{where}[{key!r}]", depth + 1)
         return out
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return [
+            item if _is_plain(item) else _plain(item, f"{where}[{i}]", depth + 1)
+            for i, item in enumerate(value)
+        ]
     if isinstance(value, str):  # a subclass, such as StrEnum or numpy.str_
         return _plain(str.__str__(value), where, depth)
     if isinstance(value, int):
@@ -94,6 +100,14 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         " Use text, numbers, True/False, None, lists and dicts; store a file and pass its path.",
         where=where,
     )
+
+
+def _is_plain(value: Any) -> bool:
+    """True for nearly every cell of every sheet: no need to word where it stands."""
+    kind = type(value)
+    if kind is str:
+        return bool(value.isascii())
+    return value is None or kind is bool or (kind is int and INT_MIN <= value <= INT_MAX)
 
 
 def _refuse_surrogates(text: str, where: str) -> None:
@@ -117,6 +131,10 @@ def dumps(value: Any, where: str = "payload") -> str:
 encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 """Compact ASCII JSON of a value known to be plain: unchecked, for what vqkit itself made."""
 
+_encode_sorted = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, separators=(",", ":"), sort_keys=True
+).encode
+
 
 def loads(text: str | None) -> Any:
     """The value of stored JSON; None stays None."""
@@ -130,7 +148,7 @@ def clean_text(text: str) -> str:
 
 def canonical(value: Any, where: str = "payload") -> str:
     """JSON that is the same for equal values whatever the order of their keys."""
-    return json.dumps(plain(value, where), ensure_ascii=True, separators=(",", ":"), sort_keys=True)
+    return _encode_sorted(plain(value, where))
 
 
 def content_hash(*values: Any) -> str:

@@ -8,8 +8,9 @@ the time a frozen dataclass takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from . import codec
@@ -234,15 +235,17 @@ class Added:
             parts.append(f"{len(self.problems)} {rows} skipped ({some}{more})")
         return ", ".join(parts)
 
-    def __add__(self, other: Added) -> Added:
-        return Added(
-            self.new + other.new,
-            self.existing + other.existing,
-            self.changed + other.changed,
-            self.conflicts + other.conflicts,
-            self.problems + other.problems,
-            self.ids + other.ids,
-            self.batch or other.batch,
+    @classmethod
+    def of(cls, parts: Sequence[Added]) -> Added:
+        """What several puts did together."""
+        return cls(
+            new=sum(part.new for part in parts),
+            existing=sum(part.existing for part in parts),
+            changed=sum(part.changed for part in parts),
+            conflicts=sum(part.conflicts for part in parts),
+            problems=tuple(chain.from_iterable(part.problems for part in parts)),
+            ids=tuple(chain.from_iterable(part.ids for part in parts)),
+            batch=next((part.batch for part in parts if part.batch is not None), None),
         )
 
 

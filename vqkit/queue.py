@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -155,6 +156,10 @@ class Queue:
 
     def _write(self, function: Callable[[SqliteStore], T]) -> T:
         """Runs it on the writing thread, and tells the pump."""
+        return self._begin_write(function)()
+
+    def _begin_write(self, function: Callable[[SqliteStore], T]) -> Callable[[], T]:
+        """Begins the same; what is returned waits for it."""
         shared = self._shared
 
         def write(store: SqliteStore) -> T:
@@ -165,7 +170,7 @@ class Queue:
                 if shared.run is not None:
                     shared.run.poke()
 
-        return shared.writer.call(write, WRITE_TIMEOUT_S)
+        return partial(shared.writer.begin(write), WRITE_TIMEOUT_S)
 
     def _read(self, function: Callable[[SqliteStore], T]) -> T:
         return self._shared.reader.call(function)
@@ -261,7 +266,8 @@ class Queue:
     ) -> Added:
         """Puts a job for each row of a file: .xlsx, .csv, .tsv, .jsonl, .json or .txt.
 
-        As `put_many`; the batch is named after the file unless told otherwise. Raises
+        As `put_many`, but `Added.ids` is left empty: ``q.jobs(batch=…)`` has the jobs. The
+        batch is named after the file unless told otherwise. Raises
         SheetError for a file that cannot be read as rows, before anything is put.
         """
         table = intake.read(path, sheet=sheet, columns=columns)
@@ -269,7 +275,8 @@ class Queue:
         base = self._defaults(
             priority, not_before, expires, max_attempts, timeout_s, provider, account, batch
         )
-        return self._put_specs(intake.specs(table, samples=samples, **base), batch)
+        rows = intake.specs(table, samples=samples, **base)
+        return self._put_specs(rows, batch, has_ids=False)  # of a million rows they take 100 MB
 
     def _defaults(
         self,
@@ -298,10 +305,22 @@ class Queue:
             "batch": _text("batch", batch),
         }
 
-    def _put_specs(self, specs: Iterable[JobSpec | RowProblem], batch: str | None) -> Added:
-        added = Added(batch=batch)
+    def _put_specs(
+        self, specs: Iterable[JobSpec | RowProblem], batch: str | None, *, has_ids: bool = True
+    ) -> Added:
+        """Puts them by the thousand: while one thousand is stored, the next is made ready."""
+        parts: list[Added] = []
         problems: list[RowProblem] = []
         jobs: list[Job] = []
+        stored: Callable[[], Added] | None = None
+
+        def store() -> None:
+            nonlocal stored, jobs
+            if stored is not None:
+                part = stored()
+                parts.append(part if has_ids else replace(part, ids=()))
+            stored, jobs = self._begin_put(jobs) if jobs else None, []
+
         for spec in specs:
             if isinstance(spec, RowProblem):
                 problems.append(spec)
@@ -311,21 +330,28 @@ class Queue:
             except PayloadError as error:
                 problems.append(RowProblem(spec.row or 0, str(error), spec.source))
             if len(jobs) >= PUT_CHUNK:
-                added += self._put(jobs)
-                jobs = []
-        if jobs:
-            added += self._put(jobs)
-        return replace(added, problems=tuple(problems))
+                store()
+        store()
+        store()
+        return replace(Added.of(parts), problems=tuple(problems), batch=batch)
 
     def _put(self, jobs: list[Job]) -> Added:
-        try:
-            return self._write(lambda s: s.put(jobs))
-        except StoreError as error:
-            if not error.facts.get("is_unknown"):
-                raise
-            # The commit may have been made: the jobs carry their ids, so putting them
-            # again adds what is missing and nothing else.
-            return self._write(lambda s: s.put(jobs))
+        return self._begin_put(jobs)()
+
+    def _begin_put(self, jobs: list[Job]) -> Callable[[], Added]:
+        first = self._begin_write(lambda s: s.put(jobs))
+
+        def put() -> Added:
+            try:
+                return first()
+            except StoreError as error:
+                if not error.facts.get("is_unknown"):
+                    raise
+                # The commit may have been made: the jobs carry their ids, so putting them
+                # again adds what is missing and nothing else.
+                return self._write(lambda s: s.put(jobs))
+
+        return put
 
     # -- running it --------------------------------------------------------------------------
 

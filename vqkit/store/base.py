@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from .. import codec, lifecycle, policy
@@ -39,10 +40,8 @@ class Store(PaidVerbs):
         payload; one that has started keeps its own and is counted under `conflicts`.
         Putting a job whose id is there is harmless, so an unknown commit may be repeated.
         """
-        added = Added()
-        for start in range(0, len(jobs), PUT_CHUNK):
-            added += self._put_chunk(jobs[start : start + PUT_CHUNK])
-        return added
+        starts = range(0, len(jobs), PUT_CHUNK)
+        return Added.of([self._put_chunk(jobs[at : at + PUT_CHUNK]) for at in starts])
 
     def _put_chunk(self, jobs: Sequence[Job]) -> Added:
         with self.transaction():
@@ -54,7 +53,7 @@ class Store(PaidVerbs):
             for job in jobs:
                 found = known.get(job.key) if job.key else None
                 if found is None and job.id not in known_ids:
-                    fresh.append(job._replace(created_ms=now_ms, updated_ms=now_ms))
+                    fresh.append(job)
                     ids.append(job.id)
                     known_ids.add(job.id)
                     if job.key:
@@ -69,7 +68,7 @@ class Store(PaidVerbs):
                     known[new.key or ""] = new  # the next row with this key meets this one
                 else:
                     conflicts += 1
-            inserted = self._insert_jobs(fresh)
+            inserted = self._insert_jobs(fresh, now_ms)
             events = [
                 Event("job.queued", job.number, now_ms, data_json=_origin(job)) for job in inserted
             ]
@@ -417,8 +416,17 @@ def _with_payload_of(found: Job, job: Job, now_ms: int) -> Job:
 
 
 def _origin(job: Job) -> str:
-    origin = {"source": job.source, "row": job.row, "batch": job.batch}
-    return codec.dumps({name: value for name, value in origin.items() if value is not None})
+    if job.row is None:
+        return _origin_json(job.source, job.batch)
+    # One text a sheet, not one a row.
+    rest = _origin_json(job.source, job.batch)[1:]
+    return f'{{"row":{job.row}{"," if len(rest) > 1 else ""}{rest}'
+
+
+@lru_cache(64)
+def _origin_json(source: str | None, batch: str | None) -> str:
+    origin = {"source": source, "batch": batch}
+    return codec.encode({name: value for name, value in origin.items() if value is not None})
 
 
 def _ended(

@@ -67,6 +67,13 @@ _MUTABLE = tuple(i for i, name in enumerate(JOB_FIELDS) if name not in _FIXED)
 _NUMBER, _FENCE, _STATUS, _HANDLE, _UPDATED = (
     JOB_FIELDS.index(name) for name in ("number", "fence", "status", "handle_json", "updated_ms")
 )
+_CREATED = JOB_FIELDS.index("created_ms")
+# What a new job holds where nothing is said; the schema has the same defaults.
+_DEFAULTS = tuple(Job._field_defaults.get(name) for name in JOB_FIELDS)
+_ALWAYS = {
+    JOB_FIELDS.index(name)
+    for name in ("number", "id", "payload_json", "payload_hash", "created_ms", "updated_ms")
+}
 _number = attrgetter("number")
 
 _FROM_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
@@ -501,17 +508,28 @@ class SqliteStore(Store):
         wanted = "[" + ",".join(map(str, numbers)) + "]"
         return {j.number: j for j in self._jobs(f"{_FROM_JOBS} WHERE {_IN_NUMBERS}", (wanted,))}
 
-    def _insert_jobs(self, jobs: Sequence[Job]) -> list[Job]:
+    def _insert_jobs(self, jobs: Sequence[Job], now_ms: int) -> list[Job]:
         if not jobs:
             return []
         # The write lock is ours: the next numbers are too.
         sql = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'jobs'"
         first = self._conn.execute(sql).fetchone()[0] + 1
-        inserted = [job._replace(number=first + i) for i, job in enumerate(jobs)]
-        head = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}, lane, is_open) "
-        self._bulk(head, [(*job, job.lane, job.is_open) for job in inserted])
-        names = {(j.batch, j.source, j.created_ms) for j in jobs if j.batch is not None}
-        self._bulk("INSERT OR IGNORE INTO batches ", sorted(names, key=str))
+        n = len(jobs)
+        columns: list[Sequence[Any]] = list(zip(*jobs, strict=True))
+        columns[_NUMBER] = range(first, first + n)
+        columns[_CREATED] = columns[_UPDATED] = [now_ms] * n
+        inserted = list(map(Job._make, zip(*columns, strict=True)))
+        # A column that holds its default in every row is left to the schema: half the time.
+        told = [i for i, of in enumerate(columns) if i in _ALWAYS or of.count(_DEFAULTS[i]) < n]
+        names = [JOB_COLUMNS[i] for i in told]
+        given = [columns[i] for i in told]
+        if any(job.handle_json or job.provider or job.pinned_account for job in jobs):
+            names += ("lane", "is_open")
+            given += zip(*[(job.lane, job.is_open) for job in jobs], strict=True)
+        head = f"INSERT INTO jobs ({', '.join(names)}) "
+        self._bulk(head, list(zip(*given, strict=True)))
+        batches = {(j.batch, j.source, j.created_ms) for j in inserted if j.batch is not None}
+        self._bulk("INSERT OR IGNORE INTO batches ", sorted(batches, key=str))
         return inserted
 
     def _update_jobs(self, pairs: Sequence[tuple[Job, Job]]) -> None:

@@ -107,7 +107,14 @@ class StoreThread(Generic[S]):
         With `timeout_s`, raises StoreBusy when it had not begun to write by then, naming
         who holds the database; it will not run later either.
         """
+        return self.begin(function)(timeout_s)
+
+    def begin(self, function: Callable[[S], T]) -> Callable[[float | None], T]:
+        """Hands it to the thread. What is returned waits for the result, as `call` does."""
         task = self._submit(function)
+        return lambda timeout_s: self._result(task, timeout_s)
+
+    def _result(self, task: _Task[T], timeout_s: float | None) -> T:
         try:
             return task.future.result(timeout_s)
         except TimeoutError:
