@@ -912,6 +912,76 @@ def test_accounts_of_one_group_share_the_smallest_limit(studio: Studio) -> None:
         assert most <= 2
 
 
+def test_each_model_has_slots_of_its_own_where_the_provider_says_so(studio: Studio) -> None:
+    name = studio.account()
+    studio.mock.set(concurrency={name: 2}, limits_scope="account+model", render_polls=3)
+    with studio.open({"a": 2}) as q:
+        q.put_many([{"prompt": f"{n}", "model": f"gen{n % 2}"} for n in range(12)])
+        drain(q).check()
+        renders = studio.renders()
+        assert len(studio.requests("submit")) == len(renders) == 12  # none was refused
+        assert studio.mock.most_at_once(name) == 4
+        assert "models" not in q.accounts[name].limits
+        (account,) = q.snapshot().accounts
+        assert account.is_by_model
+        assert account.slots_text == "0 of 2 of each model"
+
+
+def test_a_model_that_is_refused_rests_alone_is_shown_and_unparked(tmp_path: Path) -> None:
+    clock, begun = ManualClock(), []
+
+    async def studio(job: Any) -> None:
+        begun.append((job.payload["model"], clock.now_ms()))
+        if job.payload["model"] == "gen4" and len(begun) < 4:
+            raise ProviderError("slow down", "rate", retry_after_s=600)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="studio", capacity=9, model_capacity={"gen4": 1})
+        q.put_many([{"n": n, "model": "gen4" if n < 3 else "gen3"} for n in range(6)])
+        start_ms = clock.now_ms()
+        drain(q, studio, clock=clock).check()
+        assert {model for model, at_ms in begun if at_ms < start_ms + 600_000} == {"gen3", "gen4"}
+        late = [model for model, at_ms in begun if at_ms >= start_ms + 600_000]
+        assert late == ["gen4"] * 3
+        assert {job.attempt for job in q.jobs()} == {1}
+        parked = next(e for e in q.events() if e.type == "account.parked")
+        assert (parked.data["name"], parked.data["model"]) == ("a", "gen4")
+        assert "gen4" in q.accounts["a"].limits["models"]
+
+
+def test_a_model_at_rest_is_told_and_comes_back_when_it_is_unparked(
+    tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    async def studio(job: Any) -> None:
+        raise ProviderError("slow down", "rate", retry_after_s=600)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="studio", capacity=9, model_capacity={"gen4": 1})
+        q.put({"model": "gen4"})
+        run = q.start(studio)
+        told = "a, model gen4"
+        until(lambda: told in run.health.why)
+        assert "too many requests (slow down), until" in run.health.why[told]
+        assert "gen4: 0 of 1 (parked, until" in str(q.snapshot())
+        assert "too many requests" in q.snapshot().to_dict()["accounts"][0]["models"][0]["why_not"]
+        q.accounts.unpark("a")
+        assert "parked" not in str(q.snapshot())
+        run.stop(0)
+
+
+def test_capacities_of_models_are_changed_and_checked(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="p", capacity=3, model_capacity={"gen4": 2})
+        q.accounts.set_capacity("a", 5, model="gen3")
+        assert q.accounts["a"].limits["model_capacity"] == {"gen4": 2, "gen3": 5}
+        assert q.accounts["a"].capacity == 3
+        q.accounts.add("a", provider="p", capacity=3)
+        assert not q.accounts["a"].is_by_model
+        for wrong in ({"gen4": 0}, {"": 2}, {"gen4": "2"}, 3):
+            with pytest.raises(UsageError):
+                q.accounts.add("a", provider="p", model_capacity=wrong)  # type: ignore[arg-type]
+
+
 # -- money -----------------------------------------------------------------------------------
 
 

@@ -87,6 +87,7 @@ class _Flight:
 
     def __init__(self, job: Job, provider: Provider, executor: Executor) -> None:
         self.job, self.provider, self.executor = job, provider, executor
+        self.model: str | None = None
         self.task: asyncio.Task[None] | None = None
         self.notes = Notes(_no_notes)
         self.is_cancelled = False
@@ -300,7 +301,16 @@ class Pump:
         claim = (
             None
             if self._is_stopping
-            else Claim(self.id, self._why_not, named_only=frozenset(self._named_only))
+            else Claim(
+                self.id,
+                self._why_not,
+                named_only=frozenset(self._named_only),
+                by_model=frozenset(
+                    name
+                    for name, provider in self._providers.items()
+                    if isinstance(provider, RenderHandler) and provider.is_by_model
+                ),
+            )
         )
         row = self._health_row()
 
@@ -471,6 +481,7 @@ class Pump:
 
     def _launch(self, jobs: tuple[Job, ...] | list[Job], accounts: tuple[Account, ...]) -> None:
         known = {account.name: account for account in accounts}
+        by_model = {account.name for account in accounts if account.is_by_model}
         for job in jobs:
             account = known.get(job.account or "")
             provider = self._providers.get(account.provider) if account else None
@@ -479,6 +490,7 @@ class Pump:
                 self._settle(job, Outcome("released", reason="its provider is gone"))
                 continue
             flight = _Flight(job, provider, self._executors[provider.executor])
+            flight.model = job.model if account.name in by_model else None
             self._flights[job.number, job.fence] = flight
             deliver, steps = partial(self._deliver, job), partial(self._do_step, job)
             flight.notes = Notes(deliver, steps, self._loop)
@@ -582,7 +594,7 @@ class Pump:
             return Outcome("cancelled", reason="cancelled by you")
         if isinstance(error, ProviderError):
             now_ms, told = self._clock.now_ms(), _error_json(error, frames)
-            return policy.provider_outcome(error, told, now_ms, self._draw())
+            return policy.provider_outcome(error, told, now_ms, self._draw(), flight.model)
         if isinstance(error, InDoubt):
             return Outcome("doubt", error_json=_error_json(error, frames), reason=str(error))
         if isinstance(error, GiveUp):

@@ -56,6 +56,11 @@ class RenderHandler:
         """The coroutine function that does one job."""
         return self.render
 
+    @property
+    def is_by_model(self) -> bool:
+        """True if the provider limits each model of an account by itself."""
+        return self.provider.capabilities.limits_scope == "account+model"
+
     async def render(self, job: ActiveJob) -> dict[str, Any]:
         """Sends the render if it was not sent, waits for it, fetches what came of it."""
         account = self.account_of(job)
