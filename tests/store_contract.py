@@ -20,6 +20,7 @@ from vqkit.codec import content_hash, dumps
 from vqkit.errors import LifecycleError, StoreError, UnknownName
 from vqkit.job import STATUSES, Account, Attempt, Event, Job, JobSpec, Output, content_key
 from vqkit.lifecycle import VERBS
+from vqkit.outcome import Effect
 from vqkit.policy import Decision
 from vqkit.store.base import Claim, JobFilter, Runner, Store, Transition
 
@@ -331,6 +332,122 @@ class StoreContract:
         for job in [job for job in claimed if job.account == "b"][:2]:
             settle(store, job)
         assert claim(store) == []
+
+    # -- limits of each model ------------------------------------------------------------------
+
+    def claim_by_model(self, store: Store, limit: int = 500) -> dict[str, Counter[str]]:
+        """What a claim gives out, by account and model, where the provider p limits models."""
+        wish = Claim("me", lambda account: None, limit, by_model={"p"})
+        found: dict[str, Counter[str]] = {}
+        for job in store.turn(claim=wish).claimed:
+            found.setdefault(job.account or "", Counter())[job.model] += 1
+        return found
+
+    def test_each_model_has_slots_of_its_own_and_a_full_one_holds_up_nobody(self, store) -> None:
+        store.save_account(
+            Account("a", "p", 2, limits_json=dumps({"model_capacity": {"gen4": 3, "gen1": 1}}))
+        )
+        many = [a_job(f"4-{n}", {"n": n, "model": "gen4"}, priority=5) for n in range(50)]
+        store.put(many)
+        store.put([a_job(f"3-{n}", {"n": n, "model": "gen3"}) for n in range(4)])
+        store.put([a_job(f"0-{n}", {"n": n, "model": None}) for n in range(4)])
+        store.put([a_job(f"1-{n}", {"n": n, "model": "gen1"}, provider="p") for n in range(4)])
+        assert self.claim_by_model(store) == {"a": {"gen4": 3, "gen3": 2, "": 2, "gen1": 1}}
+        assert self.claim_by_model(store) == {}
+        for job in store.jobs(JobFilter(status=("running",))):
+            if job.model in ("gen3", "gen1"):
+                settle(store, job)
+        assert self.claim_by_model(store) == {"a": {"gen3": 2, "gen1": 1}}
+        assert store.live_by_model() == {
+            ("a", "gen4"): 3,
+            ("a", "gen3"): 2,
+            ("a", ""): 2,
+            ("a", "gen1"): 1,
+        }
+
+    def test_a_provider_that_limits_models_is_noted_with_its_accounts(self, store) -> None:
+        store.save_account(Account("a", "p", 1))
+        store.save_account(Account("c", "q", 1))
+        self.claim_by_model(store)
+        assert [a.is_by_model for a in store.accounts()] == [True, False]
+        store.turn(claim=Claim("me", lambda a: "not here" if a.name == "a" else None))
+        assert store.accounts()[0].is_by_model  # who does not know the provider says nothing
+        claim(store)
+        assert not store.accounts()[0].is_by_model
+
+    def test_jobs_of_a_lane_go_to_accounts_with_and_without_limits_of_models(self, store) -> None:
+        store.save_account(Account("a", "p", 1))
+        store.save_account(Account("c", "q", 2))
+        store.put([a_job(n, {"n": n, "model": "x" if n < 6 else "y"}) for n in range(8)])
+        assert self.claim_by_model(store) == {"a": {"x": 1, "y": 1}, "c": {"x": 2}}
+
+    def test_models_get_no_more_than_a_claim_may_take_in_all(self, store) -> None:
+        store.save_account(Account("a", "p", 9))
+        store.put([a_job(n, {"n": n, "model": f"m{n % 4}"}) for n in range(40)])
+        taken = [sum(self.claim_by_model(store, 5)["a"].values()) for _ in range(8)]
+        assert taken == [5, 5, 5, 5, 5, 5, 5, 1]
+
+    def test_accounts_of_a_group_share_the_limit_of_each_model(self, store) -> None:
+        group = {"group": "g", "model_capacity": {"x": 2}}
+        store.save_account(Account("a", "p", 3, limits_json=dumps(group)))
+        store.save_account(Account("b", "p", 3, limits_json=dumps({"group": "g"})))
+        store.put([a_job(n, {"n": n, "model": "xy"[n % 2]}) for n in range(20)])
+        found = self.claim_by_model(store)
+        assert sum(found.values(), Counter()) == {"x": 2, "y": 3}
+        assert self.claim_by_model(store) == {}
+
+    def test_a_model_that_was_refused_rests_and_the_others_do_not(self, store, clock) -> None:
+        store.save_account(Account("a", "p", 2))
+        store.put([a_job(n, {"n": n, "model": "xy"[n % 2]}) for n in range(20)])
+        self.claim_by_model(store)
+        until_ms = clock.time_ms + 60_000
+        for job in store.jobs(JobFilter(status=("running",))):
+            effect = Effect(until_ms, "too many requests", model="x") if job.model == "x" else None
+            verb = "complete" if effect is None else "release"
+            store.turn([Transition(job.number, verb, job.fence, {}, "released", effect=effect)])
+        result = store.turn(claim=Claim("me", lambda a: None, by_model={"p"}))
+        assert [job.model for job in result.claimed] == ["y", "y"]
+        assert result.next_ms == until_ms
+        assert ["too many requests" in why for why in result.why.values()] == [True]
+        assert store.accounts()[0].parked_until_ms is None
+        parked = [e for e in store.events() if e.type == "account.parked"]
+        assert [e.data for e in parked] == [
+            {"name": "a", "model": "x", "reason": "too many requests"}
+        ]
+        clock.time_ms = until_ms
+        assert self.claim_by_model(store) == {"a": {"x": 2}}
+
+    def test_a_limit_is_learned_for_the_model_that_was_full(self, store, clock) -> None:
+        store.save_account(Account("a", "p", 4))
+        store.put([a_job(n, {"n": n, "model": "xy"[n % 2]}) for n in range(40)])
+        assert self.claim_by_model(store) == {"a": {"x": 4, "y": 4}}
+        full = next(j for j in store.jobs(JobFilter(status=("running",))) if j.model == "x")
+        effect = Effect(is_full=True, model="x")
+        store.turn([Transition(full.number, "release", full.fence, {}, "released", effect=effect)])
+        assert self.claim_by_model(store) == {}
+        for job in store.jobs(JobFilter(status=("running",))):
+            settle(store, job)
+        assert self.claim_by_model(store) == {"a": {"x": 3, "y": 4}}
+        clock.time_ms += 60_000
+        assert self.claim_by_model(store) == {"a": {"x": 1}}
+
+    def test_open_renders_of_a_full_model_are_collected_and_keep_their_slots(self, store) -> None:
+        store.save_account(Account("a", "p", 1))
+        store.put([a_job(n, {"n": n, "model": "x"}) for n in range(3)])
+        self.claim_by_model(store)
+        (job,) = store.jobs(JobFilter(status=("running",)))
+        settle(store, job, "step", name="render", handle_json='{"id":1}')
+        settle(store, job, "release")
+        assert store.live_by_model() == {("a", "x"): 1}
+        assert self.claim_by_model(store) == {"a": {"x": 1}}
+        assert store.job(job.number).status == "running"
+
+    def test_a_changed_payload_changes_the_model_it_waits_for(self, store) -> None:
+        store.save_account(Account("a", "p", 1))
+        store.put([a_job(1, {"model": "x"}, key="k")])
+        store.put([a_job(2, {"model": "y"}, key="k")])
+        assert self.claim_by_model(store) == {"a": {"y": 1}}
+        assert store.live_by_model() == {("a", "y"): 1}
 
     def test_accounts_take_turns_within_the_limit_of_a_claim(self, store, accounts) -> None:
         store.put([a_job(n) for n in range(20)])

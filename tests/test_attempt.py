@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from executor_contract import BrokenStr, a_job
 
-from vqkit import attempt
+from vqkit import attempt, secrets
 from vqkit.attempt import ActiveJob, describe_error, frames_of, plain_result
 from vqkit.errors import CredentialError, JobCancelled, UsageError
 from vqkit.outputs import Made, OutputFolder
@@ -31,6 +31,9 @@ class Recorder:
 
     def is_cancelled(self) -> bool:
         return self.cancelled
+
+    def resolve(self, reference: str) -> str:
+        return secrets.resolve(reference)
 
 
 @pytest.fixture

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import sys
+import threading
+import time
+import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -778,6 +783,146 @@ def test_a_key_that_is_refused_parks_its_account_until_somebody_mends_it(
         q.run().check()
 
 
+@pytest.mark.parametrize("verb", ["submit", "poll", "fetch"])
+def test_a_key_that_was_changed_meanwhile_is_read_anew_and_nothing_is_parked(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    studio.mock.set(render_polls=2)
+    with studio.open() as q:
+        name, call = studio.account(), getattr(studio.adapter, verb)
+        used = []
+
+        async def changed_just_before(*args: Any, account: Any, **options: Any) -> Any:
+            if not used:
+                monkeypatch.setenv("KEY_a", str(studio.mock.account(name, generation=2).key))
+                studio.mock.set(key_generation={name: 2})
+            used.append(account.key)
+            if verb == "fetch" and len(used) == 1:  # its links need no key here
+                raise ProviderError("who are you?", "auth")
+            return await call(*args, account=account, **options)
+
+        setattr(studio.adapter, verb, changed_just_before)
+        put(q, 1)
+        q.run().check()
+        assert len(set(used)) == 2
+        assert [a.outcome for a in q.attempts()] == ["completed"]
+        assert len(studio.renders()) == 1
+        assert q.accounts[name].parked_until_ms is None
+        told = [e.data["message"] for e in q.events(job=1) if e.type == "job.logged"]
+        assert told == ["its key was refused and is another one by now: asked again with that"]
+
+
+def test_a_changed_key_that_is_refused_too_parks_the_account(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studio.open() as q:
+        name, submit = studio.account(), studio.adapter.submit
+
+        async def changed_just_before(*args: Any, **options: Any) -> Any:
+            monkeypatch.setenv("KEY_a", str(studio.mock.account(name, generation=2).key))
+            return await submit(*args, **options)
+
+        studio.adapter.submit = changed_just_before
+        studio.mock.set(key_generation={name: 3})
+        put(q, 1)
+        assert "another, then accounts.unpark" in q.run().why[name]
+        assert [(a.outcome, a.attempt) for a in q.attempts()] == [("released", 1)]
+        assert len(studio.requests("submit")) == 2
+
+
+def refused_until_changed(job: Any) -> int:
+    key, folder = job.credential(), Path(job.payload["folder"])
+    if key == "old-key-1234":
+        (folder / "refused").touch()
+        while not (folder / "changed").exists():
+            time.sleep(0.01)
+        raise ProviderError("who are you?", "auth")
+    return len(key)
+
+
+async def refused_until_changed_async(job: Any) -> int:
+    return await asyncio.to_thread(refused_until_changed, job)
+
+
+@pytest.mark.parametrize("executor", ["async", "thread", "process"])
+def test_a_function_whose_key_was_changed_meanwhile_is_tried_with_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any], executor: Any
+) -> None:
+    handler = refused_until_changed_async if executor == "async" else refused_until_changed
+    monkeypatch.setenv("KEY_a", "old-key-1234")
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider=handler.__name__, credential="env:KEY_a")
+        q.put({"folder": str(tmp_path)})
+        run = q.start(handler, executor=executor)
+        until(lambda: (tmp_path / "refused").exists())
+        monkeypatch.setenv("KEY_a", "new-key-12345")
+        (tmp_path / "changed").touch()
+        run.wait().check()
+        assert (q.job(1).result, q.job(1).attempt) == (13, 1)
+        assert [a.outcome for a in q.attempts()] == ["released", "completed"]
+        assert q.accounts["a"].parked_until_ms is None
+
+
+def test_a_function_whose_every_key_is_refused_is_tried_once_more_and_then_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = (f"another-key-{n}" for n in itertools.count())
+    monkeypatch.setattr("vqkit.secrets.resolve", lambda reference: next(keys))
+    used = []
+
+    async def studio(job: Any) -> None:
+        used.append(job.credential())
+        raise ProviderError("who are you?", "auth")
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="studio", credential="env:KEY_a")
+        q.put({})
+        assert "another, then accounts.unpark" in q.run(studio).why["a"]
+        assert len(used) == 2
+        assert q.job(1).attempt == 0
+
+
+class Keyring:
+    """A keyring of the tests' own that notes on which threads it is read."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, str] = {}
+        self.reads: list[str] = []
+
+    def get_password(self, service: str, name: str) -> str | None:
+        self.reads.append(threading.current_thread().name)
+        return self.entries.get(f"{service}/{name}")
+
+
+@pytest.fixture
+def keyring(monkeypatch: pytest.MonkeyPatch) -> Keyring:
+    module, errors = types.ModuleType("keyring"), types.ModuleType("keyring.errors")
+    keyring = Keyring()
+    vars(module)["get_password"] = keyring.get_password
+    vars(errors)["KeyringError"] = type("KeyringError", (Exception,), {})
+    monkeypatch.setitem(sys.modules, "keyring", module)
+    monkeypatch.setitem(sys.modules, "keyring.errors", errors)
+    return keyring
+
+
+def test_a_keyring_is_read_between_the_turns_and_not_at_each(
+    tmp_path: Path, keyring: Keyring
+) -> None:
+    async def studio(job: Any) -> None:
+        """Does nothing."""
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="studio", capacity=2, credential="keyring:studio/a")
+        q.put_many([{"n": n} for n in range(20)])
+        why = q.run(studio).why
+        assert "keyring:studio/a is not set" in why["a"]
+        keyring.entries["studio/a"] = "key-of-the-ring"
+        keyring.reads.clear()
+        q.run(studio).check()  # at once: what was wrong is looked at anew
+        assert set(keyring.reads) == {"vqkit-key"}  # a thread that holds no database
+        assert len(keyring.reads) <= 2
+
+
 def test_a_balance_that_is_used_up_parks_the_account_and_a_top_up_goes_on(studio: Studio) -> None:
     name = studio.account()
     studio.mock.set(balance_microusd={name: 2 * COST})
@@ -910,6 +1055,76 @@ def test_accounts_of_one_group_share_the_smallest_limit(studio: Studio) -> None:
             live += step
             most = max(most, live)
         assert most <= 2
+
+
+def test_each_model_has_slots_of_its_own_where_the_provider_says_so(studio: Studio) -> None:
+    name = studio.account()
+    studio.mock.set(concurrency={name: 2}, limits_scope="account+model", render_polls=3)
+    with studio.open({"a": 2}) as q:
+        q.put_many([{"prompt": f"{n}", "model": f"gen{n % 2}"} for n in range(12)])
+        drain(q).check()
+        renders = studio.renders()
+        assert len(studio.requests("submit")) == len(renders) == 12  # none was refused
+        assert studio.mock.most_at_once(name) == 4
+        assert "models" not in q.accounts[name].limits
+        (account,) = q.snapshot().accounts
+        assert account.is_by_model
+        assert account.slots_text == "0 of 2 of each model"
+
+
+def test_a_model_that_is_refused_rests_alone_is_shown_and_unparked(tmp_path: Path) -> None:
+    clock, begun = ManualClock(), []
+
+    async def studio(job: Any) -> None:
+        begun.append((job.payload["model"], clock.now_ms()))
+        if job.payload["model"] == "gen4" and len(begun) < 4:
+            raise ProviderError("slow down", "rate", retry_after_s=600)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="studio", capacity=9, model_capacity={"gen4": 1})
+        q.put_many([{"n": n, "model": "gen4" if n < 3 else "gen3"} for n in range(6)])
+        start_ms = clock.now_ms()
+        drain(q, studio, clock=clock).check()
+        assert {model for model, at_ms in begun if at_ms < start_ms + 600_000} == {"gen3", "gen4"}
+        late = [model for model, at_ms in begun if at_ms >= start_ms + 600_000]
+        assert late == ["gen4"] * 3
+        assert {job.attempt for job in q.jobs()} == {1}
+        parked = next(e for e in q.events() if e.type == "account.parked")
+        assert (parked.data["name"], parked.data["model"]) == ("a", "gen4")
+        assert "gen4" in q.accounts["a"].limits["models"]
+
+
+def test_a_model_at_rest_is_told_and_comes_back_when_it_is_unparked(
+    tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    async def studio(job: Any) -> None:
+        raise ProviderError("slow down", "rate", retry_after_s=600)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="studio", capacity=9, model_capacity={"gen4": 1})
+        q.put({"model": "gen4"})
+        run = q.start(studio)
+        told = "a, model gen4"
+        until(lambda: told in run.health.why)
+        assert "too many requests (slow down), until" in run.health.why[told]
+        assert "gen4: 0 of 1 (parked, until" in str(q.snapshot())
+        assert "too many requests" in q.snapshot().to_dict()["accounts"][0]["models"][0]["why_not"]
+        q.accounts.unpark("a")
+        assert "parked" not in str(q.snapshot())
+        run.stop(0)
+
+
+def test_capacities_of_models_are_changed_and_checked(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="p", capacity=3, model_capacity={"gen4": 2})
+        q.accounts.set_capacity("a", 5, model="gen3")
+        assert q.accounts["a"].limits["model_capacity"] == {"gen4": 2, "gen3": 5}
+        assert q.accounts["a"].capacity == 3
+        q.accounts.add("a", provider="p", capacity=3)
+        assert not q.accounts["a"].is_by_model
+        for wrong in ({"gen4": 0}, {"": 2}, {"gen4": "2"}, 3):
+            with pytest.raises(UsageError):
+                q.accounts.add("a", provider="p", model_capacity=wrong)  # type: ignore[arg-type]
 
 
 # -- money -----------------------------------------------------------------------------------
@@ -1125,15 +1340,15 @@ def test_a_cancel_that_comes_before_the_request_sends_nothing(studio: Studio) ->
     with studio.open() as q:
         put(q, 1)
         handler = q._shared.providers["mock"]
-        plain = type(handler).account_of
+        plain = type(handler).caller_of
 
-        def account_of(self: Any, job: Any) -> Any:
+        async def caller_of(self: Any, job: Any) -> Any:
             job._channel.cancel()
             q.cancel(1)
-            return plain(self, job)
+            return await plain(self, job)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(handler), "account_of", account_of)
+            patch.setattr(type(handler), "caller_of", caller_of)
             q.run(retry=QUICK)
         assert studio.requests("submit") == []
 

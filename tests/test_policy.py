@@ -109,6 +109,84 @@ def test_the_order_in_which_accounts_are_given_does_not_matter(situation: Any, r
     assert assign(shuffled, waiting) == assign(slots, waiting)
 
 
+@st.composite
+def situations_by_model(draw: st.DrawFn) -> tuple[list[Slots], dict[str, Any], dict[str, int]]:
+    """Accounts some of which have slots for each model; all of a model or a group share a pot."""
+    pots: dict[str, int] = {}
+    slots = []
+    for name, provider in draw(st.lists(st.sampled_from(ACCOUNTS), unique=True)):
+        if draw(st.booleans()):
+            slots.append(Slots(name, provider, draw(st.integers(0, 4))))
+            continue
+        models: dict[str | None, tuple[str, ...]] = {}
+        for model in draw(st.sets(st.sampled_from(["", "x", "y"]))):
+            models[model] = (f"model:{name}:{model}",)
+            if draw(st.booleans()):
+                models[model] += (f"group:{model}",)
+            pots |= {pot: draw(st.integers(0, 3)) for pot in models[model] if pot not in pots}
+        free = sum(min(pots[pot] for pot in of) for of in models.values())
+        slots.append(Slots(name, provider, free, models=models))
+    waiting: dict[str, list[Candidate]] = {}
+    for number in range(draw(st.integers(0, 25))):
+        lane = draw(st.sampled_from(LANES))
+        not_open = draw(st.integers(0, 1)) if lane.startswith("account:") else 1
+        model = draw(st.sampled_from(["", "x", "y", "z", None]))
+        candidate = Candidate(not_open, -draw(st.integers(-1, 1)), number + 1, model)
+        waiting.setdefault(lane, []).append(candidate)
+    return slots, {lane: sorted(found) for lane, found in waiting.items()}, pots
+
+
+@given(situations_by_model())
+@settings(deadline=None)
+def test_a_models_slots_are_never_oversold_and_none_is_left_idle(situation: Any) -> None:
+    slots, waiting, pots = situation
+    grants = assign(slots, waiting, pots)
+    found = {c.number: c for lane in waiting.values() for c in lane}
+    assert len({g.number for g in grants}) == len(grants)
+    left = dict(pots)
+    for s in slots:
+        mine = [found[g.number] for g in grants if g.account == s.account]
+        assert {c.number for c in mine} <= {c.number for at in s.lanes for c in waiting.get(at, ())}
+        for c in mine:
+            for pot in (s.models or {}).get(c.model, ()) if c.not_open else ():
+                left[pot] -= 1
+        assert s.models is None or all(c.model in s.models for c in mine if c.not_open)
+        assert sum(c.not_open for c in mine) <= s.free
+    assert all(n >= 0 for n in left.values())
+    taken = {g.number for g in grants}
+    for s in slots:
+        over = [c for at in s.lanes for c in waiting.get(at, ()) if c.number not in taken]
+        used = sum(found[g.number].not_open for g in grants if g.account == s.account)
+        assert all(c.not_open for c in over)  # open renders are collected whatever is full
+        if s.models is None:
+            assert not over or used == s.free
+        else:
+            free = [of for c in over if (of := s.models.get(c.model))]
+            assert not any(all(left[pot] > 0 for pot in of) for of in free)
+
+
+@given(situations_by_model())
+@settings(deadline=None)
+def test_jobs_of_one_model_are_served_in_claim_order(situation: Any) -> None:
+    slots, waiting, pots = situation
+    granted = [g.number for g in assign(slots, waiting, pots)]
+    for found in waiting.values():
+        for model in {c.model for c in found}:
+            line = [c.number for c in found if c.model == model]
+            mine = [number for number in granted if number in line]
+            if all(s.models is not None for s in slots):
+                assert mine == line[: len(mine)]
+            assert mine == sorted(mine, key=line.index)
+
+
+def test_a_full_model_holds_up_no_other_model_behind_it() -> None:
+    line = [Candidate(1, 0, n, "gen4") for n in range(1, 9)] + [Candidate(1, 0, 9, "gen3")]
+    models: dict[str | None, tuple[str, ...]] = {m: (f"model:a:{m}",) for m in ("gen3", "gen4")}
+    slots = [Slots("a", "p", 3, models=models)]
+    grants = assign(slots, {"provider:p": line}, {"model:a:gen4": 2, "model:a:gen3": 1})
+    assert [g.number for g in grants] == [1, 2, 9]
+
+
 def test_priority_goes_before_first_come_across_lanes() -> None:
     waiting = {
         "account:a": [Candidate(1, 0, 1)],

@@ -127,14 +127,14 @@ def cancel_not_passed_on() -> None:
 
 
 def key_in_the_log() -> None:
-    plain = renders.RenderHandler.account_of
+    plain = renders.RenderHandler.caller_of
 
-    def account_of(self: Any, job: Any) -> Any:
-        account = plain(self, job)
-        sys.stderr.write(f"using {account.key}\n")
-        return account
+    async def caller_of(self: Any, job: Any) -> Any:
+        caller = await plain(self, job)
+        sys.stderr.write(f"using {caller.account.key}\n")
+        return caller
 
-    renders.RenderHandler.account_of = account_of  # type: ignore[method-assign]
+    renders.RenderHandler.caller_of = caller_of  # type: ignore[method-assign]
 
 
 def half_a_file_is_finished() -> None:

@@ -185,8 +185,10 @@ class StoreMachine(RuleBasedStateMachine):
         changed = self.store.transition(JobFilter(numbers=(number,)), "requeue")
         assert bool(changed) == (model.status in ("completed", "failed", "cancelled"))
         if changed:
-            model.status, model.due_ms, model.expires_ms = "queued", 0, None
-            model.is_cancelling, model.crashes = False, 0
+            # It keeps its time, and its end where that is still to come.
+            model.status, model.is_cancelling, model.crashes = "queued", False, 0
+            if (model.expires_ms or 0) <= self.clock.time_ms:
+                model.expires_ms = None
 
     @precondition(lambda self: any(m.status == "in_doubt" for m in self.jobs.values()))
     @rule(to=st.sampled_from(["queued", "failed"]))

@@ -238,6 +238,21 @@ def test_a_queue_of_an_older_version_gets_the_newer_index(tmp_path: Path) -> Non
         store.close()
 
 
+def test_a_queue_of_an_older_version_knows_the_models_of_its_jobs(path: Path) -> None:
+    with contextlib.closing(SqliteStore(path)) as store:
+        long = "long " * 100
+        store.put([a_job(n, {"model": m, "n": n}) for n, m in enumerate(["gen4", None, 4, long])])
+    with foreign(path) as db:
+        db.executescript(
+            "DROP INDEX jobs_by_model; ALTER TABLE jobs DROP COLUMN model;"
+            "DELETE FROM _sqlite_migrations WHERE name = 'm003_models'"
+        )
+    with contextlib.closing(SqliteStore(path)) as store:
+        found = store.query("SELECT model FROM jobs ORDER BY number")
+        assert [row[0] for row in found] == ["gen4", "", "", long[:200]]
+        assert [job.model for job in store.jobs(JobFilter())] == [row[0] for row in found]
+
+
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize(
     ("make", "error", "says"),

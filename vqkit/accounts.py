@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from . import codec, html
 from .errors import UnknownName, UsageError
-from .job import Account
+from .job import Account, model_of
 from .secrets import check_reference, redact
 
 __all__ = ["Accounts"]
@@ -32,6 +32,7 @@ class Accounts:
         *,
         provider: str = "local",
         capacity: int = 1,
+        model_capacity: Mapping[str, int] | None = None,
         credential: str | None = None,
         per_minute: int | None = None,
         group: str | None = None,
@@ -47,6 +48,11 @@ class Accounts:
         in dollars: it is set aside when the job begins, and settled with the real figure.
         `budget` is what the account may spend in all; reaching it pauses the account.
 
+        Where a provider limits each model by itself, `capacity` is how many jobs of one
+        model may run at once, and ``model_capacity={"gen4": 2}`` says it for those that
+        differ. A job's model is what its payload calls ``model``. A provider object says so
+        itself (`Capabilities.limits_scope`); for a plain function `model_capacity` does.
+
         An account that is parked or paused stays so: see `unpark`, `enable`.
         """
         _check_name("account", name)
@@ -58,6 +64,7 @@ class Accounts:
             "group": group,
             "price": microusd("price", price),
             "budget": microusd("budget", budget),
+            "model_capacity": None if model_capacity is None else _by_model(model_capacity),
         }
         before = next((a for a in self if a.name == name), None)
         learned = {k: v for k, v in (before.limits if before else {}).items() if k not in given}
@@ -79,9 +86,16 @@ class Accounts:
         self._write(account)
         return account
 
-    def set_capacity(self, name: str, capacity: int) -> Account:
-        """Changes how many jobs the account may run at once; what runs goes on."""
-        return self._change(name, capacity=check_capacity(capacity))
+    def set_capacity(self, name: str, capacity: int, *, model: str | None = None) -> Account:
+        """Changes how many jobs the account, or one model on it, may run at once.
+
+        What runs goes on.
+        """
+        if model is None:
+            return self._change(name, capacity=check_capacity(capacity))
+        limits = self[name].limits
+        limits["model_capacity"] = limits.get("model_capacity", {}) | _by_model({model: capacity})
+        return self._change(name, limits_json=codec.encode(limits))
 
     def disable(self, name: str) -> Account:
         """Gives the account no new work; what runs goes on."""
@@ -96,6 +110,8 @@ class Accounts:
         account = self[name]
         limits = account.limits
         limits.pop("moderated", None)
+        for known in limits.get("models", {}).values():
+            known.pop("until_ms", None)
         return self._change(
             name, parked_until_ms=None, parked_reason=None, limits_json=codec.encode(limits)
         )
@@ -140,6 +156,15 @@ def check_capacity(capacity: Any) -> int:
             " once. To rest an account use accounts.disable(name)."
         )
     return int(capacity)
+
+
+def _by_model(capacities: Mapping[str, int]) -> dict[str, int]:
+    """Capacities by model, if they are. Raises UsageError."""
+    if not isinstance(capacities, Mapping):
+        raise UsageError(f"model_capacity {capacities!r}: expected such as {{'gen4': 2}}")
+    for model in capacities:
+        _check_name("model", model)
+    return {model_of({"model": m}): check_capacity(n) for m, n in capacities.items()}
 
 
 def microusd(what: str, dollars: float | None) -> int | None:

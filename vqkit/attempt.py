@@ -19,7 +19,7 @@ from pathlib import Path
 from random import random
 from typing import Any
 
-from . import codec, secrets, steps
+from . import codec, steps
 from .errors import GiveUp, JobCancelled, PayloadError, UsageError
 from .job import Job
 from .outputs import Made, OutputFolder
@@ -82,7 +82,7 @@ class ActiveJob:
                 f"account {self.account!r} has no credential; give it one with"
                 " q.accounts.add(…, credential='env:NAME')"
             )
-        return secrets.resolve(self._credential)
+        return self._channel.resolve(self._credential)
 
     def stage(self, name: str, progress: float | None = None) -> None:
         """Says what is being done now, in a word or two, and how far it is (0 to 1)."""

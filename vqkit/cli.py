@@ -800,9 +800,7 @@ def _picture(s: Snapshot, width: int, note: str) -> Group:
     for a in s.accounts[:ACCOUNTS_SHOWN]:
         mine = [f"{j.number} {_stage(j, now_ms)}" for j in s.running if j.account == a.name]
         doing = Text(clean(a.why_not), "yellow") if a.why_not else Text(", ".join(mine[:6]))
-        accounts.add_row(
-            f"  {a.name}", f"{a.live} of {a.capacity} busy", f"{a.completed} done", doing
-        )
+        accounts.add_row(f"  {a.name}", f"{a.slots_text} busy", f"{a.completed} done", doing)
     more = len(s.accounts) - ACCOUNTS_SHOWN
     notes = [*s.waiting, *s.notes, *([f"and {more} more accounts"] if more > 0 else [])]
     head = Text(", ".join(filter(None, (_headline(s), note))), "bold")

@@ -30,6 +30,7 @@ __all__ = [
     "Step",
     "content_key",
     "lane_of",
+    "model_of",
 ]
 
 Status = Literal["queued", "running", "in_doubt", "completed", "failed", "cancelled"]
@@ -42,6 +43,9 @@ STATUSES: tuple[Status, ...] = (
     "cancelled",
 )
 TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
+
+
+MODEL_CHARS = 200
 
 
 class Job(NamedTuple):
@@ -132,6 +136,11 @@ class Job(NamedTuple):
             return lane_of(None, self.account)
         return lane_of(self.provider, self.pinned_account)
 
+    @property
+    def model(self) -> str:
+        """The model its payload names, which some providers limit by itself; "" for none."""
+        return model_of(self.payload) if '"model"' in self.payload_json else ""
+
     def label(self, now_ms: int) -> str:
         """The status as a person sees it; `scheduled`, `retrying`, `cancelling` are derived."""
         if self.status == "running":
@@ -158,6 +167,12 @@ def lane_of(provider: str | None, account: str | None) -> str:
     if account is not None:
         return f"account:{account}"
     return "" if provider is None else f"provider:{provider}"
+
+
+def model_of(payload: Mapping[str, Any]) -> str:
+    """The model a payload names, its first 200 characters; "" where it names none."""
+    model = payload.get("model")
+    return model[:MODEL_CHARS] if isinstance(model, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +321,9 @@ class Account:
 
     `credential` is a reference such as ``env:RUNWAY_KEY``, never the key itself.
     `limits_json` holds its other limits: `per_minute`, `group`, `price` and `budget` (in
-    micro-dollars), and what was learned about them.
+    micro-dollars), `model_capacity`, and what was learned about them. Where the provider
+    limits each model by itself, `capacity` is that of a model that `model_capacity` does
+    not name.
     """
 
     name: str
@@ -323,6 +340,12 @@ class Account:
         """Its other limits, decoded anew at each call."""
         limits: dict[str, Any] = codec.loads(self.limits_json)
         return limits
+
+    @property
+    def is_by_model(self) -> bool:
+        """True where each model has slots of its own: its provider or its user says so."""
+        # A look at the text, for this is asked of every account at every turn.
+        return '"is_by_model":' in self.limits_json or '"model_capacity":' in self.limits_json
 
 
 class Step(NamedTuple):

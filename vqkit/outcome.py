@@ -15,7 +15,8 @@ class Effect(NamedTuple):
 
     `until_ms` parks it, for the `reason` given, in a sentence that says what to do.
     `is_full` says the provider had no slot left: fewer at once from now on. `is_moderated`
-    counts towards the row of refusals that parks an account.
+    counts towards the row of refusals that parks an account. With `model` it is about that
+    model's share of the account and leaves the others alone.
     """
 
     until_ms: int | None = None
@@ -23,6 +24,7 @@ class Effect(NamedTuple):
     is_for_provider: bool = False
     is_full: bool = False
     is_moderated: bool = False
+    model: str | None = None
 
 
 class Bill(NamedTuple):

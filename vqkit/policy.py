@@ -28,14 +28,19 @@ __all__ = [
     "assign",
     "bill",
     "capacity_now",
+    "comes_back_ms",
     "decide",
     "free_slots",
     "lanes_of",
+    "model_pots",
+    "models_at_rest",
     "next_wakeup_s",
     "pots_of",
     "provider_outcome",
     "reclaim_bill",
     "reclaim_decision",
+    "rescoped",
+    "shares_of",
     "used_up_text",
     "why_not",
 ]
@@ -51,11 +56,15 @@ LEARNED_RISE_MS = 60_000
 
 
 class Candidate(NamedTuple):
-    """A queued job in claim order: an open render first, then priority, then first come."""
+    """A queued job in claim order: an open render first, then priority, then first come.
+
+    `model` is what its payload names, "" for none; None where nobody asked.
+    """
 
     not_open: int
     minus_priority: int
     number: int
+    model: str | None = None
 
 
 class Grant(NamedTuple):
@@ -70,7 +79,9 @@ class Slots:
     """What an account may take now: `free` jobs, out of these lanes.
 
     `costs` are what each job takes out of which pot: a group's slots, the requests of a
-    minute, the money of a budget. Pots may be shared.
+    minute, the money of a budget. Pots may be shared. Where each model has slots of its own,
+    `models` names the pots that a job of that model takes one of, and `free` is their sum; a
+    job of a model that is not among them waits.
     """
 
     account: str
@@ -78,6 +89,7 @@ class Slots:
     free: int
     costs: tuple[tuple[str, int], ...] = ()
     takes_any: bool = True
+    models: Mapping[str | None, tuple[str, ...]] | None = None
 
     @property
     def lanes(self) -> tuple[str, ...]:
@@ -107,17 +119,23 @@ def assign(
     of their names, each taking the best job it may have, so none starves another. The
     jobs of a lane no account serves stay where they are and hold up nobody. A job with an
     open render is counted as live already: it takes no free slot and nothing out of any
-    pot, and is dealt out even where none is free.
+    pot, and is dealt out even where none is free. Where models have slots of their own, a
+    job whose model has none left holds up nobody behind it.
     """
     left = dict(pots or {})
     queues = {lane: deque(found) for lane, found in waiting.items()}
     turn = deque(
-        (s.account, s.free, s.lanes, s.costs) for s in sorted(slots, key=lambda s: s.account)
+        (s.account, s.free, s.lanes, s.costs, s.models)
+        for s in sorted(slots, key=lambda s: s.account)
     )
     grants = []
     while turn:
-        account, free, lanes, costs = turn.popleft()
-        heads = [(queues[lane][0], lane) for lane in lanes if queues.get(lane)]
+        account, free, lanes, costs, models = turn.popleft()
+        if models is None:
+            heads = [(queues[lane][0], lane) for lane in lanes if queues.get(lane)]
+        else:
+            firsts = ((_first(queues.get(lane, ()), models, left), lane) for lane in lanes)
+            heads = [(first, lane) for first, lane in firsts if first is not None]
         if not heads:
             continue
         best, lane = min(heads)
@@ -126,10 +144,25 @@ def assign(
                 continue
             for pot, cost in costs:
                 left[pot] -= cost
-        queues[lane].popleft()
+            for pot in models[best.model] if models is not None else ():
+                left[pot] -= 1
+        queues[lane].remove(best)  # the first of its lane, but for models that must wait
         grants.append(Grant(best.number, account))
-        turn.append((account, free - best.not_open, lanes, costs))
+        turn.append((account, free - best.not_open, lanes, costs, models))
     return grants
+
+
+def _first(
+    queue: Iterable[Candidate],
+    models: Mapping[str | None, tuple[str, ...]],
+    left: Mapping[str, int],
+) -> Candidate | None:
+    """The first job of a lane whose model has a slot left, or whose render is open."""
+    for candidate in queue:
+        pots = models.get(candidate.model)
+        if not candidate.not_open or (pots and all(left.get(pot, 0) > 0 for pot in pots)):
+            return candidate
+    return None
 
 
 def why_not(
@@ -197,10 +230,13 @@ def decide(outcome: Outcome, job: Job, retry: Retry, now_ms: int, u: float) -> D
     return Decision("retry", change)
 
 
-def provider_outcome(error: ProviderError, error_json: str, now_ms: int, u: float) -> Outcome:
+def provider_outcome(
+    error: ProviderError, error_json: str, now_ms: int, u: float, model: str | None = None
+) -> Outcome:
     """What a provider's word means for the job and its account: the table of error kinds.
 
-    `u` in [0, 1) spreads the waits: jobs that were refused together come back apart.
+    `u` in [0, 1) spreads the waits: jobs that were refused together come back apart. `model`
+    is the job's, where each has limits of its own: then only that one rests.
     """
     told, is_billed, cost = str(error), error.is_billed, error.facts.get("cost_microusd")
     match error.kind:
@@ -218,18 +254,19 @@ def provider_outcome(error: ProviderError, error_json: str, now_ms: int, u: floa
             return _rested(told, Effect(FOR_EVER_MS, why))
         case "quota":
             midnight_ms = (now_ms // DAY_MS + 1) * DAY_MS
-            return _rested(told, Effect(midnight_ms, f"its allowance is used up ({told})"))
+            effect = Effect(midnight_ms, f"its allowance is used up ({told})", model=model)
+            return _rested(told, effect)
         case "provider_gone":
             why = f"the provider is gone ({told}); use another, then accounts.unpark(name)"
             return _rested(told, Effect(FOR_EVER_MS, why, is_for_provider=True))
         case "rate":
             wait_s = RATE_S if error.retry_after_s is None else error.retry_after_s
             until_ms = now_ms + math.ceil(wait_s * 1000)
-            effect = Effect(until_ms, f"too many requests ({told})")
+            effect = Effect(until_ms, f"too many requests ({told})", model=model)
             return _rested(told, effect, wait_s + u * max(2.0, wait_s / 4))
         case "concurrency":
             wait_s = FULL_S if error.retry_after_s is None else error.retry_after_s
-            return _rested(told, Effect(is_full=True), wait_s * (1 + u))
+            return _rested(told, Effect(is_full=True, model=model), wait_s * (1 + u))
         case "not_sent":
             wait_s = NOT_SENT_S * (1 + u)
             until_ms = now_ms + round(NOT_SENT_S * 1000)
@@ -248,8 +285,19 @@ def _rested(reason: str, effect: Effect, delay_s: float = 0.0) -> Outcome:
 
 
 def affected(account: Account, effect: Effect, live: int, now_ms: int) -> Account:
-    """The account after an attempt's end had this effect on it."""
+    """The account after an attempt's end had this effect on it.
+
+    `live` counts the jobs at work on it, of the effect's model where it is about one, with
+    the one that has just ended.
+    """
     limits = account.limits
+    if effect.model is not None:
+        known = limits.setdefault("models", {}).setdefault(effect.model, {})
+        if effect.is_full:
+            known |= {"learned": max(1, live - 1), "learned_ms": now_ms}
+        if (effect.until_ms or 0) > known.get("until_ms", 0):
+            known |= {"until_ms": effect.until_ms, "why": effect.reason or "parked"}
+        return replace(account, limits_json=codec.encode(limits))
     until_ms, reason = effect.until_ms, effect.reason
     if effect.is_full:
         limits |= {"learned": max(1, live - 1), "learned_ms": now_ms}
@@ -271,7 +319,7 @@ def pots_of(account: Account, budgets: Collection[str]) -> tuple[tuple[str, int]
     """What one job takes out of which pots, for this account. `budgets` are those that are set."""
     limits = account.limits
     costs = []
-    if "group" in limits:
+    if "group" in limits and not account.is_by_model:
         costs.append((f"group:{limits['group']}", 1))
     if "per_minute" in limits:
         costs.append((f"minute:{account.name}", 1))
@@ -280,6 +328,71 @@ def pots_of(account: Account, budgets: Collection[str]) -> tuple[tuple[str, int]
         money = [f"budget:{account.name}", "budget", "budget:day"]
         costs += [(pot, price) for pot in money if pot in budgets]
     return tuple(costs)
+
+
+def shares_of(account: Account, model: str) -> tuple[str, ...]:
+    """The pots that a job of this model takes one slot of, where models have their own."""
+    group = account.limits.get("group")
+    mine = f"model:{account.name}:{model}"
+    return (mine,) if group is None else (mine, f"group:{group}:{model}")
+
+
+def model_pots(
+    accounts: Sequence[Account],
+    wanted: Mapping[str, Collection[str]],
+    live: Mapping[tuple[str, str], int],
+    now_ms: int,
+) -> dict[str, int]:
+    """What is left of the slots of models: {pot: slots}, see `shares_of`.
+
+    `wanted` names the models that wait for each account, by its name; `live` counts the jobs
+    at work by account and model. A model that is parked has nothing left.
+    """
+    pots: dict[str, int] = {}
+    for a in accounts:
+        limits = a.limits
+        for model in wanted.get(a.name, ()):
+            mine, *group = shares_of(a, model)
+            until_ms = limits.get("models", {}).get(model, {}).get("until_ms", 0)
+            capacity = 0 if until_ms > now_ms else capacity_now(a, now_ms, model)
+            pots[mine] = free_slots(capacity, live.get((a.name, model), 0))
+            for pot in group:
+                members = [b for b in accounts if b.limits.get("group") == limits["group"]]
+                taken = sum(live.get((b.name, model), 0) for b in members)
+                pots[pot] = free_slots(min(_capacity_of(b, model) for b in members), taken)
+    return pots
+
+
+def rescoped(account: Account, *, is_by_model: bool) -> Account:
+    """The account, noting whether its provider says that it limits each model by itself."""
+    if ('"is_by_model":' in account.limits_json) == is_by_model:
+        return account
+    limits = account.limits
+    if is_by_model:
+        limits["is_by_model"] = True
+    else:
+        del limits["is_by_model"]
+    return replace(account, limits_json=codec.encode(limits))
+
+
+def models_at_rest(account: Account, now_ms: int) -> dict[str, tuple[int, str]]:
+    """The models of an account that are parked: until when, and why."""
+    known = account.limits.get("models", {}).items()
+    return {
+        model: (said["until_ms"], said["why"])
+        for model, said in known
+        if said.get("until_ms", 0) > now_ms
+    }
+
+
+def comes_back_ms(accounts: Iterable[Account], now_ms: int) -> list[int]:
+    """When accounts, and models of theirs, that are parked may work again."""
+    found = []
+    for a in accounts:
+        found.append(a.parked_until_ms or 0)
+        if a.is_by_model:
+            found += [until_ms for until_ms, _ in models_at_rest(a, now_ms).values()]
+    return [until_ms for until_ms in found if until_ms > now_ms]
 
 
 def bill(outcome: Outcome, job: Job) -> Bill | None:
@@ -330,16 +443,25 @@ def dollars(microusd: int) -> str:
     return f"${microusd / 1_000_000:,.2f}"
 
 
-def capacity_now(account: Account, now_ms: int) -> int:
+def capacity_now(account: Account, now_ms: int, model: str | None = None) -> int:
     """How many jobs the account may run at once now: its capacity, or what was learned.
 
-    A provider that had no slot left lowers it; it rises again by one a minute.
+    A provider that had no slot left lowers it; it rises again by one a minute. With `model`,
+    how many jobs of that model, where each has slots of its own.
     """
-    limits = account.limits
-    if "learned" not in limits:
-        return account.capacity
-    risen = max(0, now_ms - limits["learned_ms"]) // LEARNED_RISE_MS
-    return min(account.capacity, int(limits["learned"] + risen))
+    learned, capacity = account.limits, account.capacity
+    if model is not None:
+        capacity = _capacity_of(account, model)
+        learned = learned.get("models", {}).get(model, {})
+    if "learned" not in learned:
+        return capacity
+    risen = max(0, now_ms - learned["learned_ms"]) // LEARNED_RISE_MS
+    return min(capacity, int(learned["learned"] + risen))
+
+
+def _capacity_of(account: Account, model: str) -> int:
+    """What the user says of this model; the account's own where nothing is said."""
+    return int(account.limits.get("model_capacity", {}).get(model, account.capacity))
 
 
 def reclaim_decision(

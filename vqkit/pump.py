@@ -63,6 +63,7 @@ HELD_UP_S = 5.0  # how long the database may be held by another process before w
 TROUBLE_S = (0.2, 10.0)  # first and longest wait before the database is tried again
 STOP_S = 5.0  # how long a handler that was ended at its time-out may take to clean up
 PRUNE_CHUNK = 500
+KEY_S, NO_KEY_S = 10.0, 1.0  # how long a look at a keyring counts that found a key, or none
 FULL_S = 30.0  # how long a job rests that found the disk full
 
 NO_ROOM = "the disk is full: finished files wait for room"
@@ -87,6 +88,9 @@ class _Flight:
 
     def __init__(self, job: Job, provider: Provider, executor: Executor) -> None:
         self.job, self.provider, self.executor = job, provider, executor
+        self.model: str | None = None
+        self.credential: str | None = None
+        self.has_second_key = False
         self.task: asyncio.Task[None] | None = None
         self.notes = Notes(_no_notes)
         self.is_cancelled = False
@@ -171,6 +175,10 @@ class Pump:
         self._stop_at_s: float | None = None
         self._fault: BaseException | None = None
         self._roomless: set[int] = set()
+        self._refreshed: set[int] = set()  # jobs that are tried once more, with another key
+        self._keys: dict[str, tuple[float, str | None]] = {}  # when looked at, what was wrong
+        self._unread: set[str] = set()
+        self._reading: set[str] = set()
         self._must_look = False
         self._seen = 0
         self._upkeep_at_s = monotonic() + REAP_S
@@ -206,8 +214,12 @@ class Pump:
     def when_at_rest(self) -> Future[None]:
         """Done when nothing runs and nothing waits that could run here, seen after this call."""
         rested: Future[None] = Future()
-        self._ask(lambda: self._resters.append(rested))
+        self._ask(lambda: self._await_rest(rested))
         return rested
+
+    def _await_rest(self, rested: Future[None]) -> None:
+        self._forget_bad_keys()
+        self._resters.append(rested)
 
     def _ask(self, function: Callable[[], None]) -> None:
         # First the question, then the look for a loop; run() does it the other way round, so
@@ -300,7 +312,16 @@ class Pump:
         claim = (
             None
             if self._is_stopping
-            else Claim(self.id, self._why_not, named_only=frozenset(self._named_only))
+            else Claim(
+                self.id,
+                self._why_not,
+                named_only=frozenset(self._named_only),
+                by_model=frozenset(
+                    name
+                    for name, provider in self._providers.items()
+                    if isinstance(provider, RenderHandler) and provider.is_by_model
+                ),
+            )
         )
         row = self._health_row()
 
@@ -320,6 +341,7 @@ class Pump:
             self._errand(self._strays.see_to(strays, self._wake.set))
         self._must_look = False
         self._storing = 0
+        self._read_keys()
         self._launch(self._unknown_claims(ours, result), result.accounts)
         self._tidy(ended)
         trouble = NO_ROOM if self._roomless else None
@@ -373,16 +395,39 @@ class Pump:
         return [job for job in ours if (job.number, job.fence) not in known]
 
     def _why_not(self, account: Account) -> str | None:
-        wrong = None
-        if account.credential is not None:
-            try:
-                secrets.resolve(account.credential)
-            except CredentialError as error:
-                wrong = str(error)
-            except Exception as error:  # noqa: BLE001 - one account's key must not stop the others
-                wrong = f"its key could not be read from {account.credential}: a"
-                wrong += f" {type(error).__name__} was raised"
+        wrong = None if account.credential is None else self._key_trouble(account.credential)
         return policy.why_not(account, self._providers.keys(), wrong, self._clock.now_ms())
+
+    def _key_trouble(self, reference: str) -> str | None:
+        """Why an account's key cannot be had, or None. Called with the database held.
+
+        A keyring may take seconds, or ask its user: it is read between the turns.
+        """
+        if not reference.startswith("keyring:"):
+            return _read_key(reference)[1]
+        at_s, wrong = self._keys.get(reference, (float("-inf"), "its key is being looked up"))
+        if monotonic() - at_s > (KEY_S if wrong is None else NO_KEY_S):
+            self._unread.add(reference)
+        return wrong
+
+    def _read_keys(self) -> None:
+        """Reads the keys that the last turn wanted to know of, each on a thread of its own."""
+        wanted, self._unread = self._unread - self._reading, set()
+        for reference in wanted:
+            self._reading.add(reference)
+            self._errand(self._look_up(reference))
+
+    async def _look_up(self, reference: str) -> None:
+        _, wrong = await in_thread(partial(_read_key, reference), "vqkit-key")
+        is_news = self._keys.get(reference, (0.0, ""))[1] != wrong
+        self._keys[reference] = monotonic(), wrong
+        self._reading.discard(reference)
+        if is_news or self._resters:
+            self._wake.set()
+
+    def _forget_bad_keys(self) -> None:
+        """Who begins to wait now may have mended them."""
+        self._keys = {name: known for name, known in self._keys.items() if known[1] is None}
 
     def _health_row(self) -> Runner | None:
         """The runner's row, if there is something new to say in it."""
@@ -459,7 +504,9 @@ class Pump:
         def at_rest(store: Store) -> bool:
             return not store.owners() and (self._is_stopping or not store.has_work_for(list(lanes)))
 
-        is_busy = self._flights or self._ended or self._noted or self._strays.is_busy
+        is_busy = (
+            self._reading or self._flights or self._ended or self._noted or self._strays.is_busy
+        )
         if not is_busy and await self._patiently(at_rest):
             for rested in resters:
                 if rested.set_running_or_notify_cancel():
@@ -471,6 +518,7 @@ class Pump:
 
     def _launch(self, jobs: tuple[Job, ...] | list[Job], accounts: tuple[Account, ...]) -> None:
         known = {account.name: account for account in accounts}
+        by_model = {account.name for account in accounts if account.is_by_model}
         for job in jobs:
             account = known.get(job.account or "")
             provider = self._providers.get(account.provider) if account else None
@@ -479,10 +527,14 @@ class Pump:
                 self._settle(job, Outcome("released", reason="its provider is gone"))
                 continue
             flight = _Flight(job, provider, self._executors[provider.executor])
+            flight.model = job.model if account.name in by_model else None
             self._flights[job.number, job.fence] = flight
             deliver, steps = partial(self._deliver, job), partial(self._do_step, job)
             flight.notes = Notes(deliver, steps, self._loop)
-            flight.task = asyncio.create_task(self._fly(flight, account.credential))
+            flight.credential = account.credential
+            flight.has_second_key = job.number in self._refreshed
+            self._refreshed.discard(job.number)
+            flight.task = asyncio.create_task(self._fly(flight))
             flight.task.add_done_callback(partial(self._landed, flight))
 
     def _deliver(self, job: Job, verb: str, change: dict[str, Any]) -> None:
@@ -498,10 +550,10 @@ class Pump:
             lambda store: getattr(store, verb)(fence=job.fence, **arguments)
         )
 
-    async def _fly(self, flight: _Flight, credential: str | None) -> None:
+    async def _fly(self, flight: _Flight) -> None:
         """Runs one attempt to whatever end, and hands its outcome on. Never raises."""
         job = flight.job
-        work = Work(flight.provider.handler, job, self._outputs, flight.notes, credential)
+        work = Work(flight.provider.handler, job, self._outputs, flight.notes, flight.credential)
         try:
             outcome = await self._outcome(flight, work)
         except asyncio.CancelledError:
@@ -531,11 +583,11 @@ class Pump:
             wrong = TimeoutError(secrets.redact(str(error)))
             return Outcome("timed_out", error_json=_error_json(wrong))
         except HandlerRaised as raised:
-            return self._judge(flight, raised.error, raised.frames)
+            return await self._judged(flight, raised.error, raised.frames)
         except WorkerDied as died:
             return Outcome("crashed", error_json=_error_json(died))
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-            return self._judge(flight, error)
+            return await self._judged(flight, error)
         flight.has_returned = True
         outcome = await self._finish(job, returned)
         if isinstance(flight.provider, RenderHandler) and isinstance(returned.value, dict):
@@ -569,7 +621,7 @@ class Pump:
         except Exception as error:
             raise _TookTooLongError(f"{told}, and then ended in {error!r}") from error
 
-    def _judge(
+    async def _judged(
         self,
         flight: _Flight,
         error: BaseException,
@@ -578,11 +630,36 @@ class Pump:
         """The outcome of an attempt whose handler raised."""
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error, frames = error.exceptions[0], None  # what a TaskGroup makes of it
+        is_refused = isinstance(error, ProviderError) and error.kind == "auth"
+        if is_refused and await self._has_new_key(flight):
+            self._refreshed.add(flight.job.number)
+            reason = "its key was refused and is another one by now: tried again with that"
+            return Outcome("released", reason=reason)
+        return self._judge(flight, error, frames)
+
+    async def _has_new_key(self, flight: _Flight) -> bool:
+        """True where the key that was refused has been changed since the handler was given it.
+
+        Once for a job: a second refusal parks its account. Renders see to it themselves.
+        """
+        reference, used = flight.credential, flight.notes.key
+        is_theirs = isinstance(flight.provider, RenderHandler)
+        if reference is None or used is None or flight.has_second_key or is_theirs:
+            return False
+        key, _ = await in_thread(partial(_read_key, reference), "vqkit-key")
+        return key not in (None, used)
+
+    def _judge(
+        self,
+        flight: _Flight,
+        error: BaseException,
+        frames: list[tuple[str, int, str]] | None,
+    ) -> Outcome:
         if isinstance(error, JobCancelled) and flight.is_cancelled:
             return Outcome("cancelled", reason="cancelled by you")
         if isinstance(error, ProviderError):
             now_ms, told = self._clock.now_ms(), _error_json(error, frames)
-            return policy.provider_outcome(error, told, now_ms, self._draw())
+            return policy.provider_outcome(error, told, now_ms, self._draw(), flight.model)
         if isinstance(error, InDoubt):
             return Outcome("doubt", error_json=_error_json(error, frames), reason=str(error))
         if isinstance(error, GiveUp):
@@ -708,6 +785,19 @@ class Pump:
                 lock.release(is_clean=False)
             for rested in self._resters:
                 rested.cancel()
+
+
+def _read_key(reference: str) -> tuple[str | None, str | None]:
+    """The key, or why it cannot be had."""
+    try:
+        return secrets.resolve(reference), None
+    except CredentialError as error:
+        return None, str(error)
+    except Exception as error:  # noqa: BLE001 - one account's key must not stop the others
+        return (
+            None,
+            f"its key could not be read from {reference}: a {type(error).__name__} was raised",
+        )
 
 
 def _no_notes(verb: str, change: dict[str, Any]) -> None:

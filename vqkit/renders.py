@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from . import codec, secrets
 from .attempt import ActiveJob
 from .clock import Clock
-from .errors import GiveUp, InDoubt, JobCancelled, ProviderError, Snooze
+from .errors import CredentialError, GiveUp, InDoubt, JobCancelled, ProviderError, Snooze
+from .executors.local import in_thread
 from .outputs import Made
 from .providers.base import ExecutorKind
 from .providers.contract import (
@@ -30,9 +31,11 @@ from .providers.contract import (
 )
 from .steps import RENDER
 
-__all__ = ["RenderHandler", "is_render_provider"]
+__all__ = ["Caller", "RenderHandler", "is_render_provider"]
 
 log = secrets.logger("vqkit.renders")
+
+T = TypeVar("T")
 
 POLL_S = (2.0, 30.0)  # first wait when the provider gives no hint, and the longest ever
 SPREAD = 0.25  # polls are spread by this part of their wait, so that hundreds do not march
@@ -40,6 +43,39 @@ LOOK_S = 0.5  # how soon a wish to cancel is seen
 FETCH_TRIES = 8
 FRESH_LINKS = 5
 REST_S = 60.0
+
+
+class Caller:
+    """Asks a provider in the name of an account.
+
+    A key that is refused is read anew, once for each call: keys are changed, and some live
+    half an hour only, while a render goes on.
+    """
+
+    def __init__(self, job: ActiveJob, account: AccountKey) -> None:
+        self._job, self.account = job, account
+
+    async def __call__(self, method: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
+        """What a provider's method gives, called with the account. Raises as it does."""
+        try:
+            return await method(*args, account=self.account, **options)
+        except ProviderError as error:
+            if error.kind != "auth" or self.account.key is None:
+                raise
+            try:
+                key = await _key_of(self._job)
+            except CredentialError as gone:
+                raise error from gone
+            if key == self.account.key:
+                raise
+        self.account = replace(self.account, key=key)
+        self._job.log("its key was refused and is another one by now: asked again with that")
+        return await method(*args, account=self.account, **options)
+
+
+async def _key_of(job: ActiveJob) -> str:
+    key: str = await in_thread(job.credential, "vqkit-key")  # a keyring may take its time
+    return key
 
 
 @dataclass(frozen=True)
@@ -56,32 +92,38 @@ class RenderHandler:
         """The coroutine function that does one job."""
         return self.render
 
+    @property
+    def is_by_model(self) -> bool:
+        """True if the provider limits each model of an account by itself."""
+        return self.provider.capabilities.limits_scope == "account+model"
+
     async def render(self, job: ActiveJob) -> dict[str, Any]:
         """Sends the render if it was not sent, waits for it, fetches what came of it."""
-        account = self.account_of(job)
+        ask = await self.caller_of(job)
         request = request_of(job.payload, job.seed)
         handle = job.handle
         wait_s = None
         if handle is None:
             job.check_cancelled()
-            answer = await self._submit(job, request, account)
+            answer = await self._submit(job, request, ask)
             if "files" in answer:
                 return self._whole(job, answer)
             handle, wait_s = answer["handle"], answer.get("poll_after_s")
-        status = await self._wait(job, handle, account, wait_s)
-        files = await self.fetch_all(job, handle, status, account)
+        status = await self._wait(job, handle, ask, wait_s)
+        files = await self.fetch_all(job, handle, status, ask)
         return {"files": files, "cost_microusd": status.cost_microusd}
 
-    def account_of(self, job: ActiveJob) -> AccountKey:
-        """The account as the provider needs it, with its key."""
-        key = job.credential() if job.has_credential else None
+    async def caller_of(self, job: ActiveJob) -> Caller:
+        """Who asks the provider for this job. Raises CredentialError."""
+        key = await _key_of(job) if job.has_credential else None
         model = job.payload.get("model")
-        return AccountKey(job.account, key, model if isinstance(model, str) else None)
+        account = AccountKey(job.account, key, model if isinstance(model, str) else None)
+        return Caller(job, account)
 
     # -- sending -----------------------------------------------------------------------------
 
     async def _submit(
-        self, job: ActiveJob, request: Mapping[str, Any], account: AccountKey
+        self, job: ActiveJob, request: Mapping[str, Any], ask: Caller
     ) -> dict[str, Any]:
         count = 0
 
@@ -91,7 +133,8 @@ class RenderHandler:
             return job.kept_part(suffix, count)
 
         async def send(key: str) -> dict[str, Any]:
-            answer = await self.provider.submit(request, key=key, account=account, sink=sink)
+            # Refused for its key it was certainly not accepted: to ask again is not to pay twice.
+            answer = await ask(self.provider.submit, request, key=key, sink=sink)
             return answer_value(answer)
 
         job.stage("submitting")
@@ -115,7 +158,7 @@ class RenderHandler:
         self,
         job: ActiveJob,
         handle: Mapping[str, Any],
-        account: AccountKey,
+        ask: Caller,
         wait_s: float | None,
     ) -> Status:
         """Polls until the render has ended well. An error while polling changes nothing."""
@@ -124,10 +167,10 @@ class RenderHandler:
         is_asked = False
         while True:
             if job.is_cancel_wanted and not is_asked:
-                is_asked = await self._ask_to_stop(job, handle, account)
+                is_asked = await self._ask_to_stop(job, handle, ask)
             await self._pause(job, wait_s, errors, is_asked)
             try:
-                status = await self.provider.poll(handle, account=account)
+                status = await ask(self.provider.poll, handle)
             except ProviderError as error:
                 if error.kind in ("auth", "provider_gone"):
                     raise
@@ -182,12 +225,10 @@ class RenderHandler:
             cost_microusd=status.cost_microusd,
         )
 
-    async def _ask_to_stop(
-        self, job: ActiveJob, handle: Mapping[str, Any], account: AccountKey
-    ) -> bool:
+    async def _ask_to_stop(self, job: ActiveJob, handle: Mapping[str, Any], ask: Caller) -> bool:
         """Asks the provider to cancel. Raises JobCancelled if it did; True if it was asked."""
         try:
-            answer = await self.provider.cancel(handle, account=account)
+            answer = await ask(self.provider.cancel, handle)
         except ProviderError as error:
             job.log(f"asking the provider to cancel failed, trying again: {error}", "warning")
             return False
@@ -211,14 +252,14 @@ class RenderHandler:
     # -- fetching ----------------------------------------------------------------------------
 
     async def fetch_all(
-        self, job: ActiveJob, handle: Mapping[str, Any], status: Status, account: AccountKey
+        self, job: ActiveJob, handle: Mapping[str, Any], status: Status, ask: Caller
     ) -> list[str]:
         """Downloads every result; the files are then among what `job` made."""
         job.stage("downloading")
         files = []
         for index in range(len(status.links)):
             path = job.kept_part(status.links[index].suffix, index + 1)
-            status = await self._fetch(job, handle, status, index, path, account)
+            status = await self._fetch(job, handle, status, index, path, ask)
             job.made.append(Made(str(path), job.output_name(path.suffix, index + 1)))
             files.append(str(path))
         return files
@@ -230,7 +271,7 @@ class RenderHandler:
         status: Status,
         index: int,
         path: Path,
-        account: AccountKey,
+        ask: Caller,
     ) -> Status:
         """Downloads one result; a dead link is refreshed by polling again, never by rendering.
 
@@ -244,7 +285,7 @@ class RenderHandler:
         while True:
             link: Link = status.links[min(index, len(status.links) - 1)]
             try:
-                fetched = await self.provider.fetch(link, growing, account=account, etag=etag)
+                fetched = await ask(self.provider.fetch, link, growing, etag=etag)
             except ProviderError as error:
                 if error.kind in ("auth", "provider_gone"):
                     raise
@@ -261,7 +302,7 @@ class RenderHandler:
                 await self._pause(job, error.retry_after_s, min(tries - 1, 4), is_asked=True)
                 if gone:
                     with contextlib.suppress(ProviderError):
-                        fresh = await self.provider.poll(handle, account=account)
+                        fresh = await ask(self.provider.poll, handle)
                         status = fresh if fresh.links else status
                 continue
             if fetched.size == 0:

@@ -6,18 +6,18 @@ the newest events, lists are short.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import codec, html
 from .clock import iso, local_text
 from .job import STATUSES, Account, Event, Job
-from .policy import FOR_EVER_MS
+from .policy import FOR_EVER_MS, capacity_now, models_at_rest
 from .store.base import JobFilter, Runner
 from .store.sqlite import SqliteStore
 
-__all__ = ["AccountView", "RunnerView", "Snapshot", "take"]
+__all__ = ["AccountView", "ModelView", "RunnerView", "Snapshot", "take"]
 
 RATE_EVENTS = 2000
 RATE_WINDOW_MS = 10 * 60 * 1000
@@ -26,10 +26,26 @@ LOG_BYTES_WARNING = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class ModelView:
+    """A model that has slots of its own on an account; `name` is "" for jobs that name none."""
+
+    name: str
+    capacity: int
+    live: int
+    why_not: str | None = None
+
+    def __str__(self) -> str:
+        rest = f" ({self.why_not})" if self.why_not else ""
+        return f"{self.name or 'no model named'}: {self.live} of {self.capacity}{rest}"
+
+
+@dataclass(frozen=True, slots=True)
 class AccountView:
     """An account as a screen shows it: slots, what it brought to an end, why it rests.
 
     `spent` (what is set aside included) and `budget` are dollars; None where it has no price.
+    Where its provider limits each model by itself, `capacity` is that of a model that is not
+    among `models`, which holds those that are at work or have a limit of their own.
     """
 
     name: str
@@ -41,6 +57,15 @@ class AccountView:
     why_not: str | None = None
     spent: float | None = None
     budget: float | None = None
+    models: tuple[ModelView, ...] = ()
+    is_by_model: bool = False
+
+    @property
+    def slots_text(self) -> str:
+        """How many of its slots are taken: "2 of 3", or that of each model."""
+        if not self.is_by_model:
+            return f"{self.live} of {self.capacity}"
+        return ", ".join(map(str, self.models)) or f"0 of {self.capacity} of each model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +137,7 @@ class Snapshot:
             "paused": self.is_paused,
             "per_minute": self.per_minute,
             "eta_s": self.eta_s,
-            "accounts": [
-                {name: getattr(a, name) for name in AccountView.__slots__} for a in self.accounts
-            ],
+            "accounts": [asdict(a) for a in self.accounts],
             "runners": [
                 {name: getattr(r, name) for name in RunnerView.__slots__} for r in self.runners
             ],
@@ -130,7 +153,7 @@ class Snapshot:
                 of = f" of ${a.budget:,.2f}" if a.budget is not None else ""
                 rest = f", ${a.spent:,.2f}{of} spent{rest}"
             lines.append(
-                f"  {a.name} ({a.provider}): {a.live} of {a.capacity} slots busy,"
+                f"  {a.name} ({a.provider}): {a.slots_text} slots busy,"
                 f" {a.completed} done, {a.failed} failed{rest}"
             )
         return "\n".join([*lines, *(f"  {note}" for note in (*self.waiting, *self.notes))])
@@ -144,7 +167,7 @@ class Snapshot:
         parts += [f'<div style="{html.MUTED}">{html.escape(note)}</div>' for note in notes]
         if self.accounts:
             rows = [
-                (a.name, a.provider, f"{a.live} of {a.capacity}", a.completed, a.failed, a.why_not)
+                (a.name, a.provider, a.slots_text, a.completed, a.failed, a.why_not)
                 for a in self.accounts
             ]
             head = ("account", "provider", "slots busy", "done", "failed", "rests because")
@@ -168,6 +191,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         live, ends = store.live_counts(), store.account_counts()
         runners = store.runners()
         accounts = store.accounts()
+        of_models = store.live_by_model() if any(a.is_by_model for a in accounts) else {}
         used_up, money = store.used_up(accounts, now_ms), store.money(now_ms)
         events = store.events(limit=RATE_EVENTS, newest=True)
         running = store.jobs(JobFilter(status=("running",), limit=50))
@@ -188,6 +212,8 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
             why.get(a.name),
             sum(money[a.name][:2]) / 1e6 if "price" in a.limits else None,
             a.limits["budget"] / 1e6 if "budget" in a.limits else None,
+            _models(a, of_models, now_ms) if a.is_by_model else (),
+            a.is_by_model,
         )
         for a in accounts
     )
@@ -246,6 +272,28 @@ def _rests(accounts: list[Account], now_ms: int) -> dict[str, str]:
             ends = f", until {local_text(until_ms, now_ms)}" if until_ms < FOR_EVER_MS else ""
             why[a.name] = f"parked{ends}: {a.parked_reason}"
     return why
+
+
+def _models(
+    account: Account, live: Mapping[tuple[str, str], int], now_ms: int
+) -> tuple[ModelView, ...]:
+    """The models of an account that are at work, or of which something is known."""
+    limits, rests = account.limits, models_at_rest(account, now_ms)
+    names = {model for name, model in live if name == account.name}
+    names |= limits.get("model_capacity", {}).keys() | limits.get("models", {}).keys()
+    why = {
+        model: f"parked, until {local_text(until_ms, now_ms)}: {reason}"
+        for model, (until_ms, reason) in rests.items()
+    }
+    return tuple(
+        ModelView(
+            model,
+            capacity_now(account, now_ms, model),
+            live.get((account.name, model), 0),
+            why.get(model),
+        )
+        for model in sorted(names)
+    )
 
 
 def _unserved(lanes: list[str], accounts: list[Account]) -> list[str]:

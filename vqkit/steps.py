@@ -48,6 +48,9 @@ class Channel(Protocol):
     def is_cancelled(self) -> bool:
         """True once the user has asked for this job to stop."""
 
+    def resolve(self, reference: str) -> str:
+        """The key behind a reference, as the kernel knows it now. Raises CredentialError."""
+
     def call(self, verb: str, **arguments: Any) -> Any:
         """Does something with the job's steps and waits for it; not on the pump's loop."""
 

@@ -25,7 +25,7 @@ from .outputs import OutputFolder
 from .providers.base import Provider
 from .providers.contract import Status
 from .reconcile import Verdict, reconcile
-from .renders import RenderHandler
+from .renders import Caller, RenderHandler
 from .steps import handle_of
 from .store.base import JobFilter, Store, Transition
 from .store.thread import StoreThread
@@ -167,11 +167,12 @@ class Strays:
             for value in values
             if (handle := handle_of(step.name, codec.loads(value))) is not None
         }
+        ask = await handler.caller_of(active)
         parts = iter(range(1, 100))
         verdict = await reconcile(
             step,
             handler.provider,
-            handler.account_of(active),
+            ask.account,
             owned=owned,
             now_ms=self._clock.now_ms(),
             doubt_ms=job.updated_ms,
@@ -202,7 +203,8 @@ class Strays:
     async def _close(self, stray: _Stray) -> bool:
         """Tells the provider that the job is over, and collects what it made all the same."""
         job, handler, active = stray.job, stray.handler, self._active(stray)
-        account = handler.account_of(active)
+        ask = await handler.caller_of(active)
+        account = ask.account
         handle = active.handle or {}
         answer = await handler.provider.cancel(handle, account=account)
         note = f"the provider's answer to cancelling: {answer.replace('_', ' ')}"
@@ -212,19 +214,23 @@ class Strays:
             await self._tell(job, note)
             return False
         if status.state == "succeeded" and status.links:
-            await self._collect(stray, active, handle, status)
+            await self._collect(stray, active, handle, status, ask)
             note = "it was done and paid for: the result is kept"
         bill = _bill_of(status, job, handler.provider.capabilities.billed_on)
         await self._store.acall(lambda s: s.close_render(job.number, note, bill))
         return True
 
     async def _collect(
-        self, stray: _Stray, active: ActiveJob, handle: Mapping[str, Any], status: Status
+        self,
+        stray: _Stray,
+        active: ActiveJob,
+        handle: Mapping[str, Any],
+        status: Status,
+        ask: Caller,
     ) -> None:
         """Fetches the result of a job that is over, and keeps it with its last attempt."""
         job = stray.job
-        account = stray.handler.account_of(active)
-        files = await stray.handler.fetch_all(active, handle, status, account)
+        files = await stray.handler.fetch_all(active, handle, status, ask)
         value, made, _ = plain_result({"files": files}, active.made)
         told_json = codec.encode(value)
         result_json, outputs = await in_thread(

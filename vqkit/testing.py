@@ -23,7 +23,7 @@ from typing import Any
 from .clock import Clock, SystemClock
 from .errors import UsageError
 from .mock import MockProvider
-from .policy import FOR_EVER_MS
+from .policy import FOR_EVER_MS, comes_back_ms
 from .provider_contract import provider_contract
 from .providers.function import function_provider
 from .pump import Pump
@@ -117,7 +117,7 @@ class _LeapingClock:
 def _next_due_ms(store: SqliteStore) -> int | None:
     """When a job falls due, or an account comes back that rests for a while."""
     accounts, now_ms = store.accounts(), store.clock.now_ms()
-    resting = [*(a.parked_until_ms or 0 for a in accounts), *next_minutes(accounts)]
+    resting = [*comes_back_ms(accounts, now_ms), *next_minutes(accounts)]
     times = [store._next_due_ms(), *(at for at in resting if now_ms < at < FOR_EVER_MS)]
     return min((at for at in times if at is not None), default=None)
 

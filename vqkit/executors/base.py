@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .. import codec
+from .. import codec, secrets
 from ..attempt import ActiveJob, message_of, plain_result, suffix_of
 from ..job import Job
 from ..outputs import Made, OutputFolder
@@ -22,7 +22,8 @@ class Notes:
     """The pump's end of an attempt's channel: a place for notes, and the cancel flag.
 
     `post` and `call` may be used from any thread but the pump's own. `steps` does what is
-    asked of the job's steps, on the pump's loop.
+    asked of the job's steps, on the pump's loop. `key` is the account's key that the attempt
+    was given last.
     """
 
     def __init__(
@@ -33,6 +34,12 @@ class Notes:
     ) -> None:
         self._deliver, self._steps, self._loop = deliver, steps, loop
         self._cancelled = False
+        self.key: str | None = None
+
+    def resolve(self, reference: str) -> str:
+        """The key behind a reference. Raises CredentialError."""
+        self.key = secrets.resolve(reference)
+        return self.key
 
     async def acall(self, verb: str, **arguments: Any) -> Any:
         """Does something with the job's steps."""

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from .. import secrets
 from ..attempt import ActiveJob, frames_of, message_of
 from ..errors import GiveUp, JobCancelled, Snooze
 from ..job import Job
@@ -172,10 +173,21 @@ class _Worker:
                         self._seen_end[1]()
             elif self._notes is None or self._notes[0] != tag:
                 continue
+            elif verb == "resolve":
+                self._give_key(self._notes[1], change["reference"])
             elif verb == "call":
                 self._notes[1].begin_call(**change).add_done_callback(self._answer)
             else:
                 self._notes[1].post(verb, change)
+
+    def _give_key(self, notes: Notes, reference: str) -> None:
+        """Tells the worker the key: its own environment is as old as its process."""
+        try:
+            answer: tuple[bool, Any] = True, notes.resolve(reference)
+        except Exception as error:  # noqa: BLE001 - whatever a keyring does; raised in the worker
+            answer = False, _portable(error)
+        with contextlib.suppress(OSError):  # the worker is gone: its flight hears of that
+            self._pipe.send(answer)
 
     def _answer(self, done: Future[Any]) -> None:
         """Tells the worker what became of a call about its job's steps."""
@@ -240,9 +252,17 @@ class _PipeChannel:
     def is_cancelled(self) -> bool:
         return False
 
+    def resolve(self, reference: str) -> str:
+        key = str(self._ask("resolve", {"reference": reference}))
+        secrets.remember(key)
+        return key
+
     def call(self, verb: str, **arguments: Any) -> Any:
+        return self._ask("call", {"verb": verb, **arguments})
+
+    def _ask(self, verb: str, change: dict[str, Any]) -> Any:
         with _calling:
-            self.post("call", {"verb": verb, **arguments})
+            self.post(verb, change)
             is_good, answer = _answers.get()
         if not is_good:
             raise answer

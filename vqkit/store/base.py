@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from .. import codec, lifecycle, policy
+from ..clock import local_text
 from ..errors import LifecycleError, StaleFence
 from ..job import Account, Added, Attempt, Event, Job, Output
 from ..outcome import Bill, Effect
@@ -102,6 +103,7 @@ class Store(PaidVerbs):
             is_paused = bool(self.setting("paused"))
             accounts = self.accounts()
             why = {a.name: reason for a in accounts if (reason := claim.why_not(a))}
+            accounts = self._note_scopes(accounts, why, claim.by_model)
             able = [a for a in accounts if a.name not in why]
             why |= self.used_up(able, now_ms)
             able = [a for a in able if a.name not in why]
@@ -109,7 +111,8 @@ class Store(PaidVerbs):
             is_limited = False
             if able and not is_paused:
                 claimed, is_limited = self._claim(claim, able, now_ms)
-            parked = [a.parked_until_ms for a in accounts if (a.parked_until_ms or 0) > now_ms]
+            parked = policy.comes_back_ms(accounts, now_ms)
+            why |= _resting_models(able, now_ms)
             return TurnResult(
                 claimed=tuple(claimed),
                 stale=tuple(stale),
@@ -186,13 +189,18 @@ class Store(PaidVerbs):
     def _claim(self, claim: Claim, able: Sequence[Account], now_ms: int) -> tuple[list[Job], bool]:
         live = self.live_counts()
         pots = self._pots(live, now_ms)
+        models, of_models = self._model_shares(able, claim, now_ms)
+        pots |= of_models
         slots = [
             policy.Slots(
                 a.name,
                 a.provider,
-                policy.free_slots(policy.capacity_now(a, now_ms), live.get(a.name, 0)),
+                policy.free_slots(policy.capacity_now(a, now_ms), live.get(a.name, 0))
+                if a.name not in models
+                else sum(min(pots[pot] for pot in shares) for shares in models[a.name].values()),
                 policy.pots_of(a, pots.keys()),
                 a.provider not in claim.named_only,
+                models.get(a.name),
             )
             for a in able
         ]
@@ -206,6 +214,9 @@ class Store(PaidVerbs):
             for lane, n in wanted.items()
             if n > 0
         }
+        for s in slots:
+            for lane in s.lanes if s.models else ():
+                self._add_models(waiting, lane, s.models, pots, min(wanted[lane], claim.limit + 1))
         grants = policy.assign(slots, waiting, pots)
         is_limited = len(grants) > claim.limit
         grants = grants[: claim.limit]
@@ -446,6 +457,16 @@ def _ended(
         cost_microusd=cost,
         money=money,
     )
+
+
+def _resting_models(able: Sequence[Account], now_ms: int) -> dict[str, str]:
+    """Why models of accounts get no work, while the accounts do."""
+    return {
+        f"{a.name}, model {model or 'unnamed'}": f"{reason}, until {local_text(until_ms, now_ms)}"
+        for a in able
+        if a.is_by_model
+        for model, (until_ms, reason) in policy.models_at_rest(a, now_ms).items()
+    }
 
 
 def _is_spending(name: tuple[str, str, str]) -> bool:

@@ -193,3 +193,17 @@ def m002_strays(db: Database) -> None:
     db.execute(
         "CREATE INDEX jobs_stray ON jobs (number) WHERE is_open = 1 AND finished_ms IS NOT NULL"
     )
+
+
+@MIGRATIONS()
+def m003_models(db: Database) -> None:
+    """The model a payload names, and the jobs that wait by it: some providers limit each."""
+    db.execute("ALTER TABLE jobs ADD COLUMN model TEXT NOT NULL DEFAULT ''")
+    db.execute(
+        "UPDATE jobs SET model = substr(json_extract(payload, '$.model'), 1, 200)"
+        " WHERE json_type(payload, '$.model') = 'text'"
+    )
+    db.execute(
+        "CREATE INDEX jobs_by_model ON jobs (lane, model, is_open DESC, priority DESC, number)"
+        " WHERE status = 'queued' AND not_before_ms IS NULL"
+    )

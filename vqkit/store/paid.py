@@ -15,7 +15,7 @@ from .. import codec, lifecycle, policy
 from ..job import Account, Attempt, Event, Job, Step
 from ..outcome import Bill, Effect
 from ..secrets import redact
-from .primitives import Primitives
+from .primitives import Claim, Primitives
 
 __all__ = ["PaidVerbs"]
 
@@ -169,6 +169,7 @@ class PaidVerbs(Primitives):
         before = {account.name: account for account in self.accounts()}
         after = dict(before)
         live = self.live_counts() if effects else {}
+        of_models = self.live_by_model() if any(e.model is not None for _, e in effects) else {}
         for name in good & before.keys():
             limits = codec.loads(after[name].limits_json)
             if limits.pop("moderated", 0):
@@ -179,20 +180,25 @@ class PaidVerbs(Primitives):
                     effect.is_for_provider and account.provider == before[name].provider
                 )
                 if is_meant:
-                    taken = live.get(account.name, 0) + 1  # the refused one has just been let go
-                    after[account.name] = policy.affected(account, effect, taken, now_ms)
+                    taken = live.get(account.name, 0)
+                    if effect.model is not None:
+                        taken = of_models.get((account.name, effect.model), 0)
+                    # One more: the refused one has just been let go.
+                    after[account.name] = policy.affected(account, effect, taken + 1, now_ms)
         changed = [a for name, a in after.items() if a != before[name]]
+        told = []
         for account in changed:
             self._write_account(account)
+            was = before[account.name]
+            if account.parked_until_ms != was.parked_until_ms:
+                told.append({"name": account.name, "reason": redact(account.parked_reason or "")})
+            rested = policy.models_at_rest(was, now_ms)
+            for model, (until_ms, why) in policy.models_at_rest(account, now_ms).items():
+                if rested.get(model, (0, ""))[0] != until_ms:
+                    told.append({"name": account.name, "model": model, "reason": why})
         return [
-            Event(
-                "account.parked",
-                at_ms=now_ms,
-                level="warning",
-                data_json=codec.dumps({"name": a.name, "reason": redact(a.parked_reason or "")}),
-            )
-            for a in changed
-            if a.parked_until_ms != before[a.name].parked_until_ms
+            Event("account.parked", None, now_ms, "warning", data_json=codec.dumps(parked))
+            for parked in told
         ]
 
     def used_up(self, able: Sequence[Account], now_ms: int) -> dict[str, str]:
@@ -242,6 +248,58 @@ class PaidVerbs(Primitives):
             )
             for a in self.accounts()
         }
+
+    def _note_scopes(
+        self, accounts: Sequence[Account], why: Mapping[str, str], by_model: Set[str]
+    ) -> list[Account]:
+        """The accounts, each of those that may work noting if its provider limits each model."""
+        noted = [
+            a if a.name in why else policy.rescoped(a, is_by_model=a.provider in by_model)
+            for a in accounts
+        ]
+        for before, after in zip(accounts, noted, strict=True):
+            if before is not after:
+                self._write_account(after)
+        return noted
+
+    def _model_shares(
+        self, able: Sequence[Account], claim: Claim, now_ms: int
+    ) -> tuple[dict[str, dict[str | None, tuple[str, ...]]], dict[str, int]]:
+        """For accounts whose models have slots of their own: the pots of each model that waits."""
+        mine = [a for a in able if a.is_by_model]
+        if not mine:
+            return {}, {}
+        lanes = {
+            a.name: policy.lanes_of(
+                a.name, a.provider, takes_any=a.provider not in claim.named_only
+            )
+            for a in mine
+        }
+        found = {lane: self._waiting_models(lane) for lane in set().union(*lanes.values())}
+        wanted = {name: {m for lane in of for m in found[lane]} for name, of in lanes.items()}
+        pots = policy.model_pots(self.accounts(), wanted, self.live_by_model(), now_ms)
+        shares: dict[str, dict[str | None, tuple[str, ...]]] = {
+            a.name: {model: policy.shares_of(a, model) for model in wanted[a.name]} for a in mine
+        }
+        return shares, pots
+
+    def _add_models(
+        self,
+        waiting: dict[str, list[policy.Candidate]],
+        lane: str,
+        models: Mapping[str | None, tuple[str, ...]] | None,
+        pots: Mapping[str, int],
+        limit: int,
+    ) -> None:
+        """Adds the first jobs of each model that has a slot left to what was read of a lane.
+
+        Read along the index: thousands of a model that is full are never looked at.
+        """
+        known = {c.number: c for c in waiting.get(lane, ())}
+        for model, shares in (models or {}).items():
+            if limit > 0 and all(pots[pot] > 0 for pot in shares):
+                known |= {c.number: c for c in self._waiting(lane, limit, model)}
+        waiting[lane] = sorted(known.values())
 
     def _use_minutes(
         self, able: Sequence[Account], claimed: Sequence[tuple[Job, Job]], now_ms: int

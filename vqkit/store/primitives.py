@@ -45,13 +45,15 @@ class Claim:
     """A wish for work: who claims, which accounts may work here, at most how many jobs.
 
     `why_not` says in a sentence why an account gets nothing now, or None. Providers in
-    `named_only` do only the jobs that name them or their accounts.
+    `named_only` do only the jobs that name them or their accounts. Those in `by_model` limit
+    each model of an account by itself.
     """
 
     owner: str
     why_not: Callable[[Account], str | None]
     limit: int = 500
     named_only: Set[str] = frozenset()
+    by_model: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,10 @@ class Primitives(ABC):
         """How many slots of each account are taken."""
 
     @abstractmethod
+    def live_by_model(self) -> dict[tuple[str, str], int]:
+        """The same by account and model."""
+
+    @abstractmethod
     def backup(self, path: str) -> None:
         """Copies the whole database, while it is in use, to a new file."""
 
@@ -235,7 +241,12 @@ class Primitives(ABC):
     def _finished_before(self, at_ms: int, statuses: Sequence[str], limit: int) -> list[Job]: ...
 
     @abstractmethod
-    def _waiting(self, lane: str, limit: int) -> list[policy.Candidate]: ...
+    def _waiting(
+        self, lane: str, limit: int, model: str | None = None
+    ) -> list[policy.Candidate]: ...
+
+    @abstractmethod
+    def _waiting_models(self, lane: str) -> list[str]: ...
 
     @abstractmethod
     def _promote_due(self, now_ms: int) -> None: ...

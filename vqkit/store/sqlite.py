@@ -50,7 +50,8 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is taken on
 PAGE = 500
 BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
-KNOWN_MIGRATIONS = ("m001_tables", "m002_strays")
+MODELS_MAX = 200  # of a lane; more than these wait until some of them are done
+KNOWN_MIGRATIONS = ("m001_tables", "m002_strays", "m003_models")
 
 
 def _columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -83,6 +84,19 @@ _WAITING = (
     " WHERE status = 'queued' AND not_before_ms IS NULL AND lane = ?"
     " ORDER BY is_open DESC, priority DESC, number LIMIT ?"
 )
+_WAITING_OF_MODEL = (
+    "SELECT 1 - is_open AS not_open, -priority AS minus_priority, number FROM jobs"
+    " WHERE status = 'queued' AND not_before_ms IS NULL AND lane = ? AND model = ?"
+    " ORDER BY is_open DESC, priority DESC, number LIMIT ?"
+)
+_MODELS = (  # hops from model to model along the index
+    "WITH RECURSIVE models (model) AS ("
+    " SELECT min(model) FROM jobs WHERE status = 'queued' AND not_before_ms IS NULL AND lane = ?1"
+    " UNION ALL SELECT (SELECT min(model) FROM jobs WHERE status = 'queued'"
+    " AND not_before_ms IS NULL AND lane = ?1 AND model > models.model) FROM models"
+    f" WHERE model IS NOT NULL LIMIT {MODELS_MAX}"
+    ") SELECT model FROM models WHERE model IS NOT NULL"
+)
 _PROMOTE = (
     "UPDATE jobs SET not_before_ms = NULL WHERE number IN (SELECT number FROM jobs"
     " WHERE status = 'queued' AND not_before_ms IS NOT NULL AND not_before_ms <= ?"
@@ -99,6 +113,10 @@ _NEXT_EXPIRY = "SELECT min(expires_ms) FROM jobs WHERE status = 'queued' AND exp
 _LIVE = (
     "SELECT account, count(*) FROM jobs WHERE status = 'running' OR is_open = 1 GROUP BY account"
 )
+_LIVE_BY_MODEL = (
+    "SELECT account, model, count(*) FROM jobs WHERE status = 'running' OR is_open = 1"
+    " GROUP BY account, model"
+)
 _CANCELS = (
     "SELECT number, fence FROM jobs WHERE status = 'running' AND owner = ? AND cancel_requested = 1"
 )
@@ -107,6 +125,7 @@ _STRAYS = f"{_FROM_JOBS} WHERE is_open = 1 AND finished_ms IS NOT NULL ORDER BY 
 # What runs at every turn, with the index it must use; tests hold their query plans to it.
 HOT_STATEMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "jobs_waiting": (_WAITING, ("", 10)),
+    "jobs_by_model": (_WAITING_OF_MODEL, ("", "", 10)),
     "jobs_due": (_NEXT_DUE, ()),
     "jobs_expiring": (_EXPIRED, (0, 10)),
     "jobs_live": (_LIVE, ()),
@@ -526,6 +545,9 @@ class SqliteStore(Store):
         if any(job.handle_json or job.provider or job.pinned_account for job in jobs):
             names += ("lane", "is_open")
             given += zip(*[(job.lane, job.is_open) for job in jobs], strict=True)
+        if any(models := [job.model for job in jobs]):
+            names.append("model")
+            given.append(models)
         head = f"INSERT INTO jobs ({', '.join(names)}) "
         self._bulk(head, list(zip(*given, strict=True)))
         batches = {(j.batch, j.source, j.created_ms) for j in inserted if j.batch is not None}
@@ -558,10 +580,13 @@ class SqliteStore(Store):
 
     def _write_payloads(self, jobs: Sequence[Job]) -> None:
         self._conn.executemany(
-            "UPDATE jobs SET payload = ?, payload_hash = ?, seed = ?, source = ?, row = ?,"
-            " updated_ms = ? WHERE number = ?",
+            "UPDATE jobs SET payload = ?, payload_hash = ?, model = ?, seed = ?, source = ?,"
+            " row = ?, updated_ms = ? WHERE number = ?",
             [
-                (j.payload_json, j.payload_hash, j.seed, j.source, j.row, j.updated_ms, j.number)
+                (
+                    *(j.payload_json, j.payload_hash, j.model, j.seed, j.source),
+                    *(j.row, j.updated_ms, j.number),
+                )
                 for j in jobs
             ],
         )
@@ -581,9 +606,16 @@ class SqliteStore(Store):
         )
         return self._jobs(sql, (at_ms, codec.dumps(list(statuses)), limit))
 
-    def _waiting(self, lane: str, limit: int) -> list[Candidate]:
-        rows = self._rows(Candidate._fields, _WAITING, (lane, limit))
-        return sorted(Candidate._make(row) for row in rows)
+    def _waiting(self, lane: str, limit: int, model: str | None = None) -> list[Candidate]:
+        columns = Candidate._fields[:3]
+        if model is None:
+            rows = self._rows(columns, _WAITING, (lane, limit))
+        else:
+            rows = self._rows(columns, _WAITING_OF_MODEL, (lane, model, limit))
+        return sorted(Candidate._make((*row, model)) for row in rows)
+
+    def _waiting_models(self, lane: str) -> list[str]:
+        return [row[0] for row in self._conn.execute(_MODELS, (lane,)).fetchall()]
 
     def _promote_due(self, now_ms: int) -> None:
         # A time that has come is erased, so that one index holds all that may run now, in
@@ -605,6 +637,10 @@ class SqliteStore(Store):
 
     def live_counts(self) -> dict[str, int]:
         return dict(self._conn.execute(_LIVE).fetchall())
+
+    def live_by_model(self) -> dict[tuple[str, str], int]:
+        found = self._conn.execute(_LIVE_BY_MODEL).fetchall()
+        return {(account, model): n for account, model, n in found}
 
     # -- attempts, events, outputs ---------------------------------------------------------
 
