@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from .job import Job, Output
 from .receipts import Receipts
 
-__all__ = ["Made", "OutputFolder", "slug"]
+__all__ = ["Made", "OutputFolder", "slug", "sync_folder"]
 
 PART_FOLDER = ".part"
 SLUG_LENGTH = 40
@@ -186,14 +186,14 @@ class OutputFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-        _sync_folder(self.manifests)
+        sync_folder(self.manifests)
 
     def _move(self, moves: Sequence[tuple[str | None, Output]]) -> None:
         for part, output in moves:
             if part is not None and Path(part).exists():
                 Path(part).replace(self.resolve(output.path))
         if moves:
-            _sync_folder(self.root)
+            sync_folder(self.root)
 
 
 def _sync_and_hash(path: Path) -> tuple[int, str]:
@@ -203,7 +203,8 @@ def _sync_and_hash(path: Path) -> tuple[int, str]:
         return os.fstat(file.fileno()).st_size, digest.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder outlast a power cut."""
     # Some file systems cannot sync a folder; the rename is then as safe as they make it.
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
