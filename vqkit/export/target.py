@@ -26,7 +26,10 @@ CHANGES_TOLD = 3
 
 
 class Change(NamedTuple):
-    """A cell that the file holds in another form than the queue, and in which."""
+    """A cell that the file holds in another form than the queue, and in which.
+
+    `job` is the job's number, 0 in the header.
+    """
 
     job: int
     column: str
@@ -47,7 +50,7 @@ class Changes:
             self.first.append(Change(job, column, how))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Saved(os.PathLike[str]):
     """What a save did; stands for its path wherever one is taken.
 
@@ -58,7 +61,7 @@ class Saved(os.PathLike[str]):
     path: Path
     jobs: int
     changes: tuple[Change, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict, repr=False)
+    counts: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __fspath__(self) -> str:
@@ -67,11 +70,14 @@ class Saved(os.PathLike[str]):
     def __str__(self) -> str:
         said = [f"{self.jobs:,} job{'' if self.jobs == 1 else 's'} saved to {self.path.name}"]
         for how, number in self.counts.items():
-            where = [f"job {c.job}, {c.column}" for c in self.changes if c.how == how]
+            found = [change for change in self.changes if change.how == how]
+            where = [f"{f'job {c.job}' if c.job else 'header'}, {c.column}" for c in found]
             more = "; …" if number > CHANGES_TOLD else ""
             cells = "1 cell" if number == 1 else f"{number:,} cells"
             said.append(f"{cells} {how} ({'; '.join(where[:CHANGES_TOLD])}{more})")
         return "\n".join([*said, *self.notes])
+
+    __repr__ = __str__  # a cell that ends with a save shows what it did
 
 
 def target_of(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
@@ -108,10 +114,9 @@ def replacing(database: Path, target: Path, overwrite: bool) -> Iterator[Path]:
         yield part
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        digest = _hash(part)
+        _remember(kept, target, _hash(part))
         part.replace(target)
         sync_folder(target.parent)
-        _remember(kept, target, digest)
     except OSError as error:
         wrong = StoreReadOnly if isinstance(error, PermissionError) else StoreFull
         raise wrong(f"{target} cannot be written: {error.strerror or error}") from error
@@ -135,6 +140,7 @@ def _known(kept: Path) -> dict[str, str]:
 
 
 def _remember(kept: Path, target: Path, digest: str) -> None:
+    """Before the target is replaced: a crash between the two only asks the user once more."""
     known = {path: was for path, was in _known(kept).items() if Path(path).exists()}
     known[str(target)] = digest
     part = kept.with_name(f"saved.{token_hex(6)}.tmp")
