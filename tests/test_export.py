@@ -563,3 +563,15 @@ def test_libreoffice_shows_the_most_awkward_values_as_they_are(tmp_path):
         q.load(SAMPLES / "awkward.xlsx")
         q.load(SAMPLES / "prompts.xlsx")
         assert_office_shows(q, tmp_path)
+
+
+@needs_office
+def test_no_text_of_a_csv_is_a_formula_in_libreoffice(tmp_path):
+    texts = ["=1+1", "+1+1", "-1+1", "@SUM(1)", "=HYPERLINK(1)", "'=1", "\t=1+1"]
+    with Queue(tmp_path / "q.db") as q:
+        q.put_many([{"prompt": text} for text in texts])
+        header, *rows = next(
+            iter(sheets_in_office(Path(q.save(tmp_path / "r.csv")), tmp_path).values())
+        )
+    shown = [row[header.index("prompt")] for row in rows]
+    assert [unguarded(text) for text in shown] == texts
