@@ -703,6 +703,21 @@ class StoreContract:
         assert [len(page) for page in store.iter_jobs(JobFilter(status=("queued",)))] == [6]
         assert claimed == store.jobs(JobFilter(owner="me"))
 
+    def test_jobs_stand_in_the_order_of_their_sheets_rows(self, store) -> None:
+        sheet = {"source": "foxes.xlsx[Shots]", "batch": "b"}
+        jobs = [
+            a_job(0),
+            a_job(1, row=2, **sheet),
+            a_job(2, row=4, **sheet),
+            a_job(3, row=1, source="dataframe"),
+            a_job(4, row=4, sample=1, **sheet),
+            a_job(5, row=3, **sheet),
+            a_job(6, row=1, source="dataframe"),
+            a_job(7, row=1, source="foxes.xlsx[Shots]", batch="another"),
+        ]
+        store.put(jobs)
+        assert store.numbers_by_source() == [1, 2, 6, 3, 5, 4, 7, 8]
+
     def test_events_are_followed_by_id(self, store) -> None:
         for n in range(5):
             store.log(Event("note", data_json=dumps({"n": n})))

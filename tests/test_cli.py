@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import openpyxl
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -499,7 +500,24 @@ def test_a_cancel_that_does_not_say_which_cancels_none(foxes, words, said):
 def test_export_saves_all_jobs(foxes):
     assert "5 jobs saved to r.csv" in call("export", foxes, "r.csv")
     assert len(Path("r.csv").read_text().splitlines()) == 6
+    assert "5 jobs saved to r.csv" in call("export", foxes, "r.csv")
+    Path("r.csv").write_text("mine")
+    assert "--overwrite" in call("export", foxes, "r.csv", code=2)
+    assert "5 jobs saved" in call("export", foxes, "r.csv", "--overwrite")
     assert "the sheet the jobs came from" in call("export", foxes, "foxes.csv", code=2)
+
+
+def test_export_saves_beside_the_rows_of_the_workbook(tmp_path):
+    book = openpyxl.Workbook()
+    book.active.append(["prompt"])
+    book.active.append(["a fox"])
+    book.save("owls.xlsx")
+    with Queue("owls.db") as q:
+        q.load("owls.xlsx")
+    words = ["export", "owls.db", "out.xlsx", "--into", "owls.xlsx", "--sheet", "Sheet"]
+    assert "1 job saved to out.xlsx" in call(*words)
+    assert openpyxl.load_workbook("out.xlsx").active["B2"].value == "queued"
+    assert "--sheet goes with --into" in call("export", "owls.db", "o.csv", "--sheet", "x", code=2)
 
 
 def test_a_closed_pipe_ends_a_list_without_a_word(foxes):

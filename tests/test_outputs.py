@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,14 @@ def files(folder: OutputFolder) -> dict[str, str]:
         ("ein Fuchs 🦊 läuft", "ein-fuchs-lauft"),
         ("\0\n\t\r", "job"),
         ("--rm -rf ~", "rm-rf"),
-        ("狐", "job"),
+        ("狐が走る、雪の中", "狐が走る-雪の中"),
+        ("Рыжая лиса бежит по снегу", "рыжая-лиса-бежит-по-снегу"),
+        ("ثعلب أحمر", "ثعلب-أحمر"),
+        ("लोमड़ी बर्फ में", "लोमड़ी-बर्फ-में"),
+        ("カ\u3099ラス ﾊﾟﾝ", "ガラス-パン"),  # composed, and of full width
+        ("x\u0304y İstanbul STRASSE Straße", "xy-istanbul-strasse-straße"),
+        ("a\u202efox\u200d", "afox"),  # nothing that turns the direction of a name
+        ("狐" * 100, "狐" * 30),
         ("", "job"),
         ("x" * 10_000, "x" * 40),
         ("word " * 3000, "word-word-word-word-word-word-word-word"),
@@ -73,18 +81,38 @@ def test_any_prompt_is_a_name_on_any_system(prompt: str) -> None:
     words = slug({"prompt": prompt})
     assert words
     assert len(words) <= 40
-    assert set(words) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert len(words.encode()) <= 90
+    assert words == unicodedata.normalize("NFC", words)
+    assert all(c == "-" or unicodedata.category(c)[0] in "LMN" for c in words)
+    assert slug({"prompt": words}) == words
+
+
+def test_a_system_that_has_no_such_letters_gets_plain_ones(monkeypatch: Any) -> None:
+    monkeypatch.setattr("os.fsencode", lambda text: text.encode("latin-1"))
+    assert slug({"prompt": "a 狐 runs"}) == "a-runs"
+    assert slug({"prompt": "狐"}) == "job"
 
 
 def test_hostile_prompts_stay_in_the_folder_and_apart(folder: OutputFolder) -> None:
-    prompts = ["CON", "a/b:c", "🦊", "Cat", "cat", "x" * 10_000, "../../etc", "cat", "nul.txt"]
+    prompts = [
+        "CON",
+        "a/b:c",
+        "🦊",
+        "Cat",
+        "cat",
+        "x" * 10_000,
+        "../../etc",
+        "cat",
+        "nul.txt",
+        "狐" * 99,
+    ]
     for number, prompt in enumerate(prompts, 1):
         job = job_of(prompt, number)
         folder.finish(job, make(folder, job, prompt[:50]), "null")
     assert sorted(files(folder).values()) == sorted(prompt[:50] for prompt in prompts)
     assert len({name.lower() for name in files(folder)}) == len(prompts)
     assert {path.parent for path in folder.root.rglob("*") if path.is_file()} == {folder.root}
-    assert all(len(name) < 80 for name in files(folder))
+    assert all(len(name.encode()) < 143 for name in files(folder))
 
 
 def test_a_file_that_is_there_is_never_overwritten(folder: OutputFolder) -> None:

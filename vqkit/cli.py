@@ -559,13 +559,23 @@ def events(
 @main.command(name="export")
 @click.argument("db", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
-def export_(db: Path, file: Path) -> None:
-    """Save all jobs as .csv, .jsonl or .xlsx."""
-    from . import export
-
+@click.option(
+    "--into",
+    metavar="WORKBOOK",
+    type=click.Path(path_type=Path),
+    help="Save a copy of this workbook, with the results beside its rows",
+)
+@click.option("--sheet", help="The sheet of that workbook")
+@click.option("--overwrite", is_flag=True, help="Replace a file vqkit did not save so itself")
+def export_(db: Path, file: Path, into: Path | None, sheet: str | None, overwrite: bool) -> None:
+    """Save all jobs as .xlsx, .csv, .jsonl or .parquet, or beside the rows of a workbook."""
     with Queue(_existing(db)) as q:
-        export.save(q, file)
-        click.echo(f"{count(len(q), 'job')} saved to {file}")
+        if into is not None:
+            click.echo(q.save_into(into, file, sheet=sheet, overwrite=overwrite))
+        elif sheet is not None:
+            raise click.UsageError("--sheet goes with --into")
+        else:
+            click.echo(q.save(file, overwrite=overwrite))
 
 
 @main.command(name="doctor")

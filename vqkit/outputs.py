@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 from .job import Job, Output
 from .receipts import Receipts
 
-__all__ = ["Made", "OutputFolder", "slug"]
+__all__ = ["Made", "OutputFolder", "slug", "sync_folder"]
 
 PART_FOLDER = ".part"
 SLUG_LENGTH = 40
+SLUG_BYTES = 90
 
 _MEDIA = {".webp": "image/webp", ".jsonl": "application/jsonl", ".m4a": "audio/mp4"}
 
@@ -39,13 +40,37 @@ class Made(NamedTuple):
 
 
 def slug(payload: dict[str, Any]) -> str:
-    """A few plain words of the prompt, safe as part of a file name on any system."""
+    """A few plain words of the prompt, safe as part of a file name on any system.
+
+    Letters of all scripts stay; Latin ones lose their accents. At most 40 characters and 90
+    bytes, so that the whole name fits where 143 bytes are the limit (encrypted home folders).
+    """
     text = payload.get("prompt")
     if not isinstance(text, str):
         text = next((value for value in payload.values() if isinstance(value, str)), "")
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    words = re.sub(r"[^a-z0-9]+", "-", plain[: 4 * SLUG_LENGTH]).strip("-")
-    return words[:SLUG_LENGTH].strip("-") or "job"
+    words = _words(text[: 4 * SLUG_LENGTH])
+    try:
+        os.fsencode(words)
+    except UnicodeEncodeError:  # a system whose file names have an alphabet of their own
+        words = _words(words.encode("ascii", "replace").decode())
+    return words or "job"
+
+
+def _words(text: str) -> str:
+    kept = []
+    for character in unicodedata.normalize("NFKC", text).lower():
+        plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+        category = unicodedata.category(character)
+        if plain:
+            kept.append(plain if plain.isalnum() else "-")
+        elif category[0] == "M":  # a vowel or accent belongs to the letter before it
+            is_of_a_word = bool(kept) and not kept[-1].isascii()
+            kept.append(character if is_of_a_word else "")
+        elif category != "Cf":  # joiners and marks of direction show nothing
+            kept.append(character if category[0] in "LN" else "-")
+    words = unicodedata.normalize("NFC", re.sub("-+", "-", "".join(kept)).strip("-"))
+    words = words[:SLUG_LENGTH].encode()[:SLUG_BYTES].decode(errors="ignore")
+    return words.strip("-")
 
 
 def media_type(path: str) -> str:
@@ -186,14 +211,14 @@ class OutputFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-        _sync_folder(self.manifests)
+        sync_folder(self.manifests)
 
     def _move(self, moves: Sequence[tuple[str | None, Output]]) -> None:
         for part, output in moves:
             if part is not None and Path(part).exists():
                 Path(part).replace(self.resolve(output.path))
         if moves:
-            _sync_folder(self.root)
+            sync_folder(self.root)
 
 
 def _sync_and_hash(path: Path) -> tuple[int, str]:
@@ -203,7 +228,8 @@ def _sync_and_hash(path: Path) -> tuple[int, str]:
         return os.fstat(file.fileno()).st_size, digest.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder outlast a power cut."""
     # Some file systems cannot sync a folder; the rename is then as safe as they make it.
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)

@@ -49,6 +49,8 @@ from .store.thread import StoreThread
 if TYPE_CHECKING:
     import pandas as pd
 
+    from .export import Saved
+
 __all__ = ["Queue"]
 
 T = TypeVar("T")
@@ -608,44 +610,97 @@ class Queue:
         return [output for output in found if output.fence == newest[output.job]]
 
     def to_frame(self) -> pd.DataFrame:
-        """All jobs as a pandas DataFrame: the payload's columns, then how each job stands."""
-        frame: pd.DataFrame = _pandas("to_frame()").DataFrame(list(self.records()))
-        return frame.set_index("job") if len(frame) else frame
+        """All jobs as a pandas DataFrame, its index their numbers: `records`, as columns.
+
+        Whole numbers stay whole, also in a column with holes.
+        """
+        _pandas("to_frame()")
+        from .export.frame import frame_of
+
+        return frame_of(list(self.records()))
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """All jobs as flat dicts: the payload's columns, then how each job stands.
+        """All jobs as flat dicts, in the order of their source's rows.
 
-        A payload column that has the name of one of vqkit's own is shown as ``payload.name``.
+        The payload's columns come first, then how the job stands; `cost` is in dollars. A
+        payload column that has the name of one of vqkit's own, or begins with ``payload.``,
+        has ``payload.`` put before it. Jobs put later for a row of the same sheet stand with it.
         """
-        files: dict[int, list[str]] = {}
-        for output in self._current_outputs():
-            files.setdefault(output.job, []).append(str(self._files.resolve(output.path)))
-        for job in self.iter_jobs():
+        for job, files, cost in self._standings():
             error = job.error or {}
             stands = {
                 "status": job.status,
                 "stage": job.stage,
                 "attempts": job.attempt,
                 "account": job.account,
-                "output": "\n".join(files.get(job.number, [])) or None,
-                "result": job.result,
+                "output": "\n".join(map(str, files)) or None,
+                "cost": cost,
+                "created": _utc(job.created_ms),
+                "started": _utc(job.started_ms),
+                "finished": _utc(job.finished_ms),
                 "error": error.get("message"),
                 "error_line": error.get("line"),
+                "result": job.result,
                 "seed": job.seed,
                 "source": job.source,
                 "row": job.row,
                 "batch": job.batch,
                 "key": job.key,
-                "created": _utc(job.created_ms),
-                "started": _utc(job.started_ms),
-                "finished": _utc(job.finished_ms),
             }
             taken = {"job", *stands}
             payload = {
-                (f"payload.{name}" if name in taken else name): value
+                (f"payload.{name}" if name in taken or name.startswith("payload.") else name): value
                 for name, value in job.payload.items()
             }
             yield {"job": job.number, **payload, **stands}
+
+    def _standings(self) -> Iterator[tuple[Job, list[Path], float | None]]:
+        """All jobs in the order of their source's rows, their finished files, and their cost."""
+        files: dict[int, list[Path]] = {}
+        for output in self._current_outputs():
+            files.setdefault(output.job, []).append(self._files.resolve(output.path))
+        costs = self._read(lambda s: s.job_costs())
+        numbers = self._read(lambda s: s.numbers_by_source())
+        for start in range(0, len(numbers), PUT_CHUNK):
+            chosen = JobFilter(numbers=tuple(numbers[start : start + PUT_CHUNK]))
+            page = {job.number: job for job in self._page(chosen)}
+            for number in chosen.numbers or ():
+                if number in page:  # it may have been pruned since
+                    cost = costs.get(number)
+                    yield page[number], files.get(number, []), None if cost is None else cost / 1e6
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Saved:
+        """Saves all jobs as .xlsx, .csv, .jsonl or .parquet, a row each: `records` as a file.
+
+        A file that is there is replaced if this queue saved it and nobody changed it since;
+        any other only with `overwrite`. Returns where it is, and which cells the file holds
+        in another form: texts too long for a cell, numbers too long for a workbook.
+        """
+        from . import export
+
+        return export.save(self, path, overwrite=overwrite)
+
+    def save_into(
+        self,
+        source: str | os.PathLike[str],
+        path: str | os.PathLike[str],
+        *,
+        sheet: str | None = None,
+        columns: list[str] | dict[str, str] | None = None,
+        overwrite: bool = False,
+    ) -> Saved:
+        """Saves a copy of the workbook `source` with status, file, cost and error of each row.
+
+        They are added to the right; everything else in the workbook stays as it is. `sheet`
+        and `columns` as they were given to `load`. A row that was edited since its job was
+        put gets nothing, and is told. Several jobs of one row (`samples`) share its cells,
+        and have a column each for their files. Replaces files as `save` does.
+        """
+        from . import export
+
+        return export.save_into(
+            self, source, path, sheet=sheet, columns=columns, overwrite=overwrite
+        )
 
     def check(self) -> Summary:
         """How the queue stands, if all is well: raises PumpError for a pump that died.

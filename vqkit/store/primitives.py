@@ -168,6 +168,18 @@ class Primitives(ABC):
         """All attempts, or one job's, in the order they were claimed."""
 
     @abstractmethod
+    def job_costs(self) -> dict[int, int]:
+        """What the attempts of each job cost, in micro-dollars; only jobs where that is known."""
+
+    @abstractmethod
+    def numbers_by_source(self) -> list[int]:
+        """All jobs' numbers in the order of their sources' rows.
+
+        A file (of one batch) stands where its first job was put. Jobs of frames and lists,
+        which have no name that tells one from another, stand where they were put.
+        """
+
+    @abstractmethod
     def outputs(self, job: int | None = None) -> list[Output]:
         """Finished files, of one job or all."""
 

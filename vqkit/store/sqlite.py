@@ -705,6 +705,19 @@ class SqliteStore(Store):
     def _insert_outputs(self, outputs: Sequence[Output]) -> None:
         self._bulk("INSERT OR REPLACE INTO outputs ", outputs)
 
+    def job_costs(self) -> dict[int, int]:
+        sql = "SELECT job, sum(cost_microusd) FROM attempts WHERE cost_microusd IS NOT NULL"
+        return dict(self._conn.execute(f"{sql} GROUP BY job").fetchall())
+
+    def numbers_by_source(self) -> list[int]:
+        found = self._conn.execute(
+            "SELECT number FROM (SELECT number, source, batch, row, sample,"
+            " row IS NOT NULL AND coalesce(instr(source, '.'), 0) > 0 AS is_file FROM jobs)"
+            " ORDER BY CASE WHEN is_file THEN"
+            " min(number) OVER (PARTITION BY source, batch) ELSE number END, row, sample, number"
+        )
+        return [row[0] for row in found.fetchall()]
+
     def outputs(self, job: int | None = None) -> list[Output]:
         sql = "SELECT job, fence, path, size, sha256, media_type FROM outputs"
         if job is None:

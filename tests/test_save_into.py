@@ -1,0 +1,305 @@
+"""Results beside the rows they came from: the user's own workbook, not a cell of it harmed."""
+
+import io
+import re
+import zipfile
+from pathlib import Path
+
+import openpyxl
+import pytest
+from office import needs_office, sheets_in_office
+from openpyxl.chart import BarChart, Reference
+from openpyxl.comments import Comment
+from openpyxl.drawing.image import Image
+from openpyxl.formatting.rule import CellIsRule
+from openpyxl.styles import Font, PatternFill
+from openpyxl.worksheet.datavalidation import DataValidation
+from openpyxl.worksheet.table import Table
+from PIL import Image as Picture
+
+from vqkit import Queue, Retry
+from vqkit.errors import UsageError
+
+SAMPLES = Path(__file__).parent.parent / "data" / "samples"
+YELLOW = PatternFill("solid", fgColor="FFFF00")
+
+
+def workbook(path):
+    """A workbook that has lived: formats, a chart, a picture, a table, rules, links, notes."""
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "Shots"
+    sheet.append(["prompt", "seconds", "double"])
+    for n in range(5):
+        sheet.append([f"a fox {n}", n, n * 2])
+    for cell in sheet[1]:
+        cell.font = Font(bold=True)
+    sheet.column_dimensions["A"].width = 50
+    for place in ("D3", "E3", "L4"):
+        sheet[place].fill = YELLOW
+    sheet["A2"].hyperlink = "https://example.org"
+    sheet["A3"].comment = Comment("mine", "me")
+    sheet.merge_cells("B8:D8")
+    rule = CellIsRule(operator="greaterThan", formula=["2"], fill=YELLOW)
+    sheet.conditional_formatting.add("B2:B6", rule)
+    choice = DataValidation("list", formula1='"1,2"')
+    choice.add("B2:B6")
+    sheet.add_data_validation(choice)
+    sheet.add_table(Table(displayName="T", ref="A1:C6"))
+    chart = BarChart()
+    chart.add_data(Reference(sheet, min_col=2, min_row=1, max_row=6))
+    sheet.add_chart(chart, "P10")
+    picture = io.BytesIO()
+    Picture.new("RGB", (9, 9)).save(picture, "PNG")
+    sheet.add_image(Image(picture), "P1")
+    book.create_sheet("Sums")["A1"] = "=SUM(Shots!B2:B6)"
+    book.save(path)
+    return path
+
+
+def paint(job):
+    if job.payload.get("seconds") == 3:
+        raise ValueError("=no such fox\x01")
+    with job.output(".txt") as path:
+        path.write_text(str(job.payload["prompt"]))
+
+
+def run(q):
+    q.run(paint, retry=Retry(max_attempts=1))
+
+
+@pytest.fixture
+def book(tmp_path):
+    return workbook(tmp_path / "prompts.xlsx")
+
+
+@pytest.fixture
+def q(tmp_path, book):
+    with Queue(tmp_path / "q.db") as queue:
+        queue.load(book, sheet="Shots")
+        run(queue)
+        yield queue
+
+
+def rows_of(path, sheet="Shots"):
+    book = openpyxl.load_workbook(path)
+    return [list(row) for row in book[sheet].iter_rows()]
+
+
+def values_of(path, sheet="Shots"):
+    return [[cell.value for cell in row] for row in rows_of(path, sheet)]
+
+
+def cell_xml(path, part="xl/worksheets/sheet1.xml"):
+    """Each cell of a sheet as it is written, by its place; and all else, in one text."""
+    with zipfile.ZipFile(path) as archive:
+        xml = archive.read(part).decode()
+    pattern = re.compile(r'<c r="([A-Z]+[0-9]+)".*?(?:/>|</c>)', re.DOTALL)
+    return {m[1]: m[0] for m in pattern.finditer(xml)}, pattern.sub("", xml)
+
+
+def test_status_file_cost_and_error_stand_right_of_the_rows_they_belong_to(q, book, tmp_path):
+    saved = q.save_into(book, tmp_path / "out.xlsx", sheet="Shots")
+    assert str(saved) == "5 jobs saved to out.xlsx"
+    rows = rows_of(saved)
+    assert [c.value for c in rows[0]][:8] == [
+        *("prompt", "seconds", "double", None),  # D8 is merged with B8
+        *("status", "file", "cost", "error"),
+    ]
+    assert [row[4].value for row in rows[1:6]] == [
+        *("completed", "completed", "completed", "failed", "completed")
+    ]
+    assert rows[4][7].value == "=no such fox_x0001_"
+    assert rows[4][7].data_type == "s"
+    for row, path in zip([rows[1], rows[2], rows[3], rows[5]], q.outputs(), strict=True):
+        assert row[5].value == path.name
+        assert (tmp_path / row[5].hyperlink.target).read_text() == row[0].value
+
+
+def test_every_other_part_and_cell_of_the_workbook_is_as_it_was(q, book, tmp_path):
+    saved = q.save_into(book, tmp_path / "out.xlsx", sheet="Shots")
+    sheet, rels = "xl/worksheets/sheet1.xml", "xl/worksheets/_rels/sheet1.xml.rels"
+    with zipfile.ZipFile(book) as before, zipfile.ZipFile(saved) as after:
+        assert after.namelist() == before.namelist()
+        assert [n for n in before.namelist() if before.read(n) != after.read(n)] == [sheet, rels]
+        old = re.findall("<Relationship .*?/>", before.read(rels).decode())
+        assert all(line in after.read(rels).decode() for line in old)
+    cells_before, rest_before = cell_xml(book)
+    cells_after, rest_after = cell_xml(saved)
+    untouched = {place: xml for place, xml in cells_before.items() if place != "E3"}
+    assert {place: cells_after[place] for place in untouched} == untouched
+    new = re.compile('<hyperlink [^>]*r:id="vqkit[0-9]+"/>')
+    assert new.sub("", rest_after) == rest_before
+    # A cell that was blank and yellow is yellow still, the header is bold like its neighbours.
+    rows = rows_of(saved)
+    assert rows[2][4].fill.fgColor.rgb == "00FFFF00"
+    assert rows[0][4].font.bold
+
+
+def test_the_source_is_written_over_only_when_told(q, book):
+    before = book.read_bytes()
+    with pytest.raises(UsageError, match=r"not written over.*prompts-results\.xlsx"):
+        q.save_into(book, book, sheet="Shots")
+    assert book.read_bytes() == before
+    q.save_into(book, book, sheet="Shots", overwrite=True)
+    assert values_of(book)[0][4] == "status"
+
+
+def test_a_workbook_that_was_changed_since_it_was_saved_is_kept(q, book, tmp_path):
+    out = tmp_path / "out.xlsx"
+    q.save_into(book, out, sheet="Shots")
+    q.save_into(book, out, sheet="Shots")
+    edited = openpyxl.load_workbook(out)
+    edited["Shots"]["K1"] = "my notes"
+    edited.save(out)
+    with pytest.raises(UsageError, match="changed since"):
+        q.save_into(book, out, sheet="Shots")
+    assert values_of(out)[0][10] == "my notes"
+
+
+def test_rows_that_moved_are_found_and_rows_that_were_edited_get_nothing(q, book, tmp_path):
+    edited = openpyxl.load_workbook(book)
+    sheet = edited["Shots"]
+    sheet["A2"], sheet["B2"], sheet["C2"] = "a fox 1", 1, 2  # rows 2 and 3 exchanged
+    sheet["A3"], sheet["B3"], sheet["C3"] = "a fox 0", 0, 0
+    sheet["A4"] = "a red fox"
+    sheet["A7"] = "a new fox"
+    for column in "ABC":
+        sheet[f"{column}6"] = None
+    edited.save(book)
+    saved = q.save_into(book, tmp_path / "out.xlsx", sheet="Shots")
+    rows = values_of(saved)
+    assert [row[4] for row in rows[1:7]] == ["completed", "completed", None, "failed", None, None]
+    assert "a-fox-1" in rows[1][5]
+    assert "a-fox-0" in rows[2][5]
+    assert saved.jobs == 3
+    assert saved.notes == (
+        "Rows moved since they were put, found by what they hold: 2, 3.",
+        "Rows edited since they were put, so that no result is theirs: 4.",
+        "Rows that were never put: 7.",
+        "Jobs whose row is not there any more: 3, 5.",
+    )
+
+
+def test_several_jobs_of_one_row_share_its_cells_and_have_a_column_for_each_file(tmp_path):
+    book = openpyxl.Workbook()
+    book.active.append(["prompt", "seconds", "samples", "Status"])
+    book.active.append(["a fox", 1, 2, "mine"])
+    book.active.append(["an owl", 3, 2, "mine"])
+    book.active.append(["a bee", 1, 1, "mine"])
+    book.save(tmp_path / "prompts.xlsx")
+    with Queue(tmp_path / "q.db") as q:
+        q.load(tmp_path / "prompts.xlsx")
+        run(q)
+        header, fox, owl, bee = values_of(
+            q.save_into(tmp_path / "prompts.xlsx", tmp_path / "out.xlsx"), "Sheet"
+        )
+    assert header[4:] == ["status (vqkit)", "file", "file 2", "cost", "error"]
+    assert fox[4] == "completed"
+    assert None not in fox[5:7]
+    assert owl[4:7] == ["failed", None, None]
+    assert owl[8] == "job 3: =no such fox_x0001_\njob 4: =no such fox_x0001_"
+    assert bee[6] is None
+
+
+def test_only_the_columns_that_were_loaded_tell_whether_a_row_is_the_same(tmp_path, book):
+    with Queue(tmp_path / "q.db") as q:
+        q.load(book, sheet="Shots", columns=["prompt"])
+        edited = openpyxl.load_workbook(book)
+        edited["Shots"]["B2"] = 99
+        edited.save(book)
+        assert q.save_into(book, tmp_path / "out.xlsx", sheet="Shots").jobs == 5
+    with Queue(tmp_path / "other.db") as q:
+        q.load(book, sheet="Shots", columns={"prompt": "text"})
+        found = q.save_into(book, tmp_path / "o.xlsx", sheet="Shots", columns={"prompt": "text"})
+        assert (found.jobs, found.notes) == (5, ())
+
+
+def test_a_workbook_nobody_made_with_a_library_gets_its_columns_too(tmp_path):
+    """No dimension that is true, no relations, a coloured tail, rows that cannot run."""
+    source = SAMPLES / "awkward.xlsx"
+    with Queue(tmp_path / "q.db") as q:
+        added = q.load(source)
+        run(q)
+        saved = q.save_into(source, tmp_path / "out.xlsx")
+        assert saved.jobs == added.new
+        rows = values_of(saved, "Shots")
+        assert [row[6] for row in rows if row[1] == "Rain on a tin roof"] == ["completed"] * 2
+        assert rows[15][6] == "completed"  # outside the dimension that was stated
+        before, _ = cell_xml(source)
+        after, _ = cell_xml(saved)
+        assert {place: after[place] for place in before} == before
+
+
+def test_a_sheet_written_with_a_namespace_prefix_keeps_it(q, book, tmp_path):
+    prefixed = tmp_path / "prefixed.xlsx"
+    with zipfile.ZipFile(book) as old, zipfile.ZipFile(prefixed, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "xl/worksheets/sheet1.xml":
+                content = re.sub(rb"<(/?)(?=[a-zA-Z])", rb"<\1x:", content)
+                content = content.replace(b"<x:worksheet xmlns=", b"<x:worksheet xmlns:x=")
+            new.writestr(name, content)
+    prefixed.replace(book)
+    rows = values_of(q.save_into(book, tmp_path / "out.xlsx", sheet="Shots"))
+    assert [row[4] for row in rows[1:6]].count("completed") == 4
+
+
+def test_macros_are_kept_and_the_ending_with_them(tmp_path, book):
+    with zipfile.ZipFile(book, "a") as archive:
+        archive.writestr("xl/vbaProject.bin", b"\x00macro")
+    macros = book.rename(tmp_path / "prompts.xlsm")
+    with Queue(tmp_path / "m.db") as q:
+        q.load(macros, sheet="Shots")
+        with pytest.raises(UsageError, match=r"saved as \.xlsm; give the file this ending"):
+            q.save_into(macros, tmp_path / "out.xlsx", sheet="Shots")
+        with zipfile.ZipFile(q.save_into(macros, tmp_path / "o.xlsm", sheet="Shots")) as saved:
+            assert saved.read("xl/vbaProject.bin") == b"\x00macro"
+
+
+def test_a_file_elsewhere_is_linked_by_its_whole_path_and_odd_names_are_escaped(tmp_path, book):
+    with Queue(tmp_path / "q.db", outputs=tmp_path / "100% foxes #1") as q:
+        q.load(book, sheet="Shots", columns=["prompt"])
+        run(q)
+        (tmp_path / "deep").mkdir()
+        near = rows_of(q.save_into(book, tmp_path / "o.xlsx", sheet="Shots"))
+        far = rows_of(q.save_into(book, tmp_path / "deep" / "o.xlsx", sheet="Shots"))
+    assert near[1][5].hyperlink.target.startswith("100%25%20foxes%20%231/00001-a-fox-0-")
+    assert far[1][5].hyperlink.target.startswith(f"file://{tmp_path}/100%25%20foxes%20%231/")
+
+
+def test_more_links_than_excel_opens_are_names_without_links(q, book, tmp_path, monkeypatch):
+    monkeypatch.setattr("vqkit.export.workbook.LINKS", 3)
+    saved = q.save_into(book, tmp_path / "out.xlsx", sheet="Shots")
+    rows = rows_of(saved)
+    assert [bool(row[5].hyperlink) for row in rows[1:6]] == [True, True, False, False, False]
+    assert rows[5][5].value == q.outputs()[-1].name
+    assert "2 files are named without a link" in saved.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("prompts.csv", r"added to workbooks \(\.xlsx, \.xlsm\) only"),
+        ("other.xlsx", "no job of this queue came from other.xlsx"),
+    ],
+)
+def test_what_has_no_place_for_results_is_refused_in_a_sentence(q, tmp_path, source, said):
+    other = openpyxl.Workbook()
+    other.active.append(["prompt"])
+    other.active.append(["a fox"])
+    other.save(tmp_path / "other.xlsx")
+    with pytest.raises(UsageError, match=said):
+        q.save_into(tmp_path / source, tmp_path / "out.xlsx")
+
+
+@needs_office
+def test_libreoffice_opens_the_workbook_with_the_results_in_it(q, book, tmp_path):
+    saved = q.save_into(book, tmp_path / "out.xlsx", sheet="Shots")
+    sheets = sheets_in_office(Path(saved), tmp_path)
+    before = sheets_in_office(book, tmp_path)
+    assert sheets["Sums"] == before["Sums"] == [["10"]]
+    width = len(before["Shots"][0])
+    assert [row[:width] for row in sheets["Shots"][:6]] == before["Shots"][:6]
+    assert [row[4] for row in sheets["Shots"][1:6]].count("completed") == 4
+    assert sheets["Shots"][4][7] == "=no such fox\x01"
