@@ -197,11 +197,15 @@ def content_key(spec: JobSpec, occurrence: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowProblem:
-    """A row that cannot run, and why. `row` is the number a person sees in the sheet."""
+    """A row that cannot run, and why. `row` is the number a person sees in the sheet.
+
+    `kind` is the reason in a word or two, for counting: "hidden", "error cell", …
+    """
 
     row: int
     reason: str
     source: str | None = None
+    kind: str = "cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
