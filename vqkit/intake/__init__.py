@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..errors import SheetError, UsageError
 from ..job import JobSpec, RowProblem, content_key
@@ -60,12 +60,21 @@ def read(
     if sheet is not None:
         raise SheetError(f"sheet={sheet!r} is for workbooks ({', '.join(WORKBOOKS)}) only")
     if isinstance(source, Iterator):
-        return Table(_once(source), columns)
+        return Table(_once(source), columns, is_once=True)
     return Table(partial(frames.open_memory, source), columns)
 
 
+class Rows(Protocol):
+    """What `specs` needs of a `Table`."""
+
+    source: str
+    columns: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Row | RowProblem]: ...
+
+
 def specs(
-    table: Table,
+    table: Rows,
     *,
     priority: int = 0,
     provider: str | None = None,
@@ -99,7 +108,7 @@ def specs(
     return _specs(table, base)
 
 
-def _specs(table: Table, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
+def _specs(table: Rows, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
     prompt = next((name for name in table.columns if name.lower() == "prompt"), None)
     rows_of_keys: dict[str, int] = {}
     seen: set[int] = set()  # 60 bits of each content: a million rows take 100 MB as text

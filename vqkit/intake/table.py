@@ -90,7 +90,7 @@ class Table:
     workbook's sheet, `source` both as a job names them, `columns` the header as chosen,
     `notes` sentences on how it was read. Iterating gives a `Row` or a `RowProblem` for every
     row that is not blank; iterating again reads again, and raises SheetError where that is
-    impossible (a generator) or the columns have changed.
+    impossible (`is_once`: a generator) or the columns have changed.
     """
 
     def __init__(
@@ -99,8 +99,10 @@ class Table:
         columns: Columns | None = None,
         *,
         path: Path | None = None,
+        is_once: bool = False,
     ) -> None:
         self.path = path
+        self.is_once = is_once
         reading = reopen()
         ahead = list(islice(reading.records, AHEAD))
         if not ahead and reading.empty is not None:

@@ -53,13 +53,10 @@ def open_folder(folder: Path, texts: Sequence[Path]) -> Reading:
     """
     others = sum(1 for entry in folder.iterdir() if not entry.name.startswith(".")) - len(texts)
     files = f"{len(texts):,} text file{'' if len(texts) == 1 else 's'}"
-    notes: tuple[str, ...] = (
-        f"{folder.name} is a folder: its {files}, a prompt each, were read by name.",
-    )
+    notes = [f"{folder.name} is a folder: its {files}, a prompt each, were read by name."]
     if others:
-        rest = "1 other entry" if others == 1 else f"{others:,} other entries"
-        notes += (f"{rest} of {folder.name} that is no .txt file was left alone.",)
-    return Reading(folder.name, _files(texts), columns=("prompt", "file"), notes=notes)
+        notes.append(f"What else {folder.name} holds was left alone: {others:,}.")
+    return Reading(folder.name, _files(texts), columns=("prompt", "file"), notes=tuple(notes))
 
 
 def _files(texts: Sequence[Path]) -> Iterator[Record]:
