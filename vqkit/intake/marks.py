@@ -157,7 +157,8 @@ def _tables(archive: zipfile.ZipFile, part: str) -> list[bytes]:
         return []
     targets = TABLE.findall(_small(archive, relations))
     paths = (posixpath.normpath(posixpath.join(folder, t.decode("utf-8"))) for t in targets)
-    return [_small(archive, path) for path in paths if path in known]
+    found = (path.lstrip("/") for path in paths)
+    return [_small(archive, path) for path in found if path in known]
 
 
 def _small(archive: zipfile.ZipFile, part: str) -> bytes:

@@ -111,6 +111,7 @@ class _Book:
     dates: set[int]
     durations: set[int]
     epoch: datetime
+    is_uncalculated: bool
 
 
 def _load(path: Path, file: BinaryIO) -> _Book:
@@ -136,6 +137,7 @@ def _load(path: Path, file: BinaryIO) -> _Book:
                 book._date_formats,
                 book._timedelta_formats,
                 book.epoch,
+                bool(book.calculation and book.calculation.fullCalcOnLoad),
             )
     except Exception as error:  # a damaged workbook makes openpyxl raise anything at all
         why = " ".join(str(error.__cause__ or error).split())
@@ -333,8 +335,10 @@ class _Cells:
     source: str
 
     def value(self, kind: str, text: str, style: str, where: str, has_formula: bool) -> Any:
-        if not text:
-            # A formula that gives '' is of kind "str"; one never calculated is of none.
+        # A formula that gives '' is of kind "str"; one never calculated is of none. Writers
+        # that cannot calculate store nothing, or 0, and ask Excel to do it on loading.
+        is_placeholder = text == "0" and kind == "n" and self.book.is_uncalculated
+        if not text or (has_formula and is_placeholder):
             if kind != "str" and has_formula:
                 return Bad(
                     f"cell {where} holds a formula without a stored value; open {self.source}"
