@@ -231,11 +231,11 @@ def _tell_added(screen: _Screen, table: intake.Table, added: Added, q: Queue) ->
     screen.say(f"Read {clean(table.source)}: {count(jobs, 'job')}, {_added_text(added)}.")
     for note in table.notes:
         screen.say(f"  {clean(note)}")
-    if added.problems:
-        screen.say(f"Skipped, for it cannot run: {count(len(added.problems), 'row')}", "yellow")
+    if added.skipped:
+        screen.say(f"Skipped, for it cannot run: {count(added.skipped, 'row')}", "yellow")
         for problem in added.problems[:PROBLEMS_SHOWN]:
             screen.say(f"  row {problem.row}: {clean(problem.reason)}", "yellow")
-        if (more := len(added.problems) - PROBLEMS_SHOWN) > 0:
+        if (more := added.skipped - PROBLEMS_SHOWN) > 0:
             screen.say(f"  and {more} more", "yellow")
     if added.conflicts:
         had = count(added.conflicts, "row")

@@ -212,11 +212,15 @@ def content_key(spec: JobSpec, occurrence: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowProblem:
-    """A row that cannot run, and why. `row` is the number a person sees in the sheet."""
+    """A row that cannot run, and why. `row` is the number a person sees in the sheet.
+
+    `kind` is the reason in a word or two, for counting: "hidden", "error cell", …
+    """
 
     row: int
     reason: str
     source: str | None = None
+    kind: str = "cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,9 @@ class Added:
     """What a put did. `new`, `existing`, `changed` and `conflicts` count jobs.
 
     `changed` jobs were queued and took the new payload. `conflicts` had already started:
-    they keep the payload they ran with. `problems` are rows that were skipped.
+    they keep the payload they ran with. `problems` are rows that were skipped, the first
+    thousand of `skipped`. Of the new jobs `beside` stand for a changed row whose earlier job
+    had begun and stays as it is. `gone` jobs are kept, and their rows are no longer there.
     """
 
     new: int = 0
@@ -234,20 +240,27 @@ class Added:
     problems: tuple[RowProblem, ...] = ()
     ids: tuple[str, ...] = field(default=(), repr=False)
     batch: str | None = None
+    beside: int = 0
+    gone: int = 0
+    skipped: int = 0
 
     def __str__(self) -> str:
         parts = [f"{self.new} new"]
+        if self.beside:
+            rest = "whose earlier job had begun and stays"
+            parts[0] += f" ({self.beside} of them for a changed row {rest})"
         if self.existing:
             parts.append(f"{self.existing} already there")
         if self.changed:
             parts.append(f"{self.changed} changed")
         if self.conflicts:
             parts.append(f"{self.conflicts} changed too late (already started, left alone)")
-        if self.problems:
+        if self.gone:
+            parts.append(f"{self.gone} whose row is gone (kept)")
+        if n := max(self.skipped, len(self.problems)):
             some = "; ".join(f"row {p.row}: {p.reason}" for p in self.problems[:3])
-            more = "; …" if len(self.problems) > 3 else ""
-            rows = "row" if len(self.problems) == 1 else "rows"
-            parts.append(f"{len(self.problems)} {rows} skipped ({some}{more})")
+            more = "; …" if n > 3 else ""
+            parts.append(f"{n} {'row' if n == 1 else 'rows'} skipped ({some}{more})")
         return ", ".join(parts)
 
     @classmethod
@@ -261,6 +274,9 @@ class Added:
             problems=tuple(chain.from_iterable(part.problems for part in parts)),
             ids=tuple(chain.from_iterable(part.ids for part in parts)),
             batch=next((part.batch for part in parts if part.batch is not None), None),
+            beside=sum(part.beside for part in parts),
+            gone=sum(part.gone for part in parts),
+            skipped=sum(part.skipped for part in parts),
         )
 
 

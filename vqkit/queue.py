@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from .export import Saved
+    from .plan import Plan
 
 __all__ = ["Queue"]
 
@@ -61,6 +62,7 @@ DEFAULT_CONCURRENCY = 4
 PUT_CHUNK = 500
 PAYLOAD_BYTES_MAX = 1024 * 1024
 FAILURES_SHOWN = 5
+PROBLEMS_KEPT = 1000
 WRITE_TIMEOUT_S = 60.0
 
 
@@ -250,12 +252,48 @@ class Queue:
         )
         return self._put_specs(intake.specs(table, samples=samples, **base), batch)
 
-    def load(
+    def plan(
         self,
-        path: str | os.PathLike[str],
+        source: Any,
         *,
         sheet: str | None = None,
         columns: list[str] | dict[str, str] | None = None,
+        hidden: bool = False,
+        engine: Literal["calamine"] | None = None,
+        seconds_each: float | None = None,
+        priority: int = 0,
+        not_before: datetime | str | float | None = None,
+        expires: datetime | str | float | None = None,
+        max_attempts: int | None = None,
+        timeout_s: float | None = None,
+        provider: str | None = None,
+        account: str | None = None,
+        batch: str | None = None,
+        samples: int = 1,
+    ) -> Plan:
+        """What a source would put, what would not run and why, what it costs; puts nothing.
+
+        `source` is a file, a folder of .txt, a frame, dicts or a generator. Look at what
+        comes back, and `put()` it. `hidden` reads rows that are hidden or filtered out too,
+        `seconds_each` is how long a job takes, where the queue has not seen it yet. Rows in
+        memory are compared with what is there row by row; with a `batch` also as a whole,
+        so that edited rows are told from new ones. Raises SheetError as `load` does.
+        """
+        from . import plan
+
+        table = intake.read(source, sheet=sheet, columns=columns, hidden=hidden, engine=engine)
+        base = self._defaults(
+            priority, not_before, expires, max_attempts, timeout_s, provider, account, batch
+        )
+        return plan.make(self, table, {**base, "samples": samples}, seconds_each=seconds_each)
+
+    def load(
+        self,
+        path: Any,
+        *,
+        sheet: str | None = None,
+        columns: list[str] | dict[str, str] | None = None,
+        hidden: bool = False,
         priority: int = 0,
         not_before: datetime | str | float | None = None,
         expires: datetime | str | float | None = None,
@@ -266,19 +304,19 @@ class Queue:
         batch: str | None = None,
         samples: int = 1,
     ) -> Added:
-        """Puts a job for each row of a file: .xlsx, .csv, .tsv, .jsonl, .json or .txt.
+        """Plans a source and puts it: .xlsx, .ods, .csv, .tsv, .jsonl, .json, .txt, a folder.
 
-        As `put_many`, but `Added.ids` is left empty: ``q.jobs(batch=…)`` has the jobs. The
-        batch is named after the file unless told otherwise. Raises
-        SheetError for a file that cannot be read as rows, before anything is put.
+        Again, it puts what is new or changed since; see `plan`. The batch is named after the
+        file unless told otherwise; ``q.jobs(batch=…)`` has the jobs, `Added.ids` is left empty.
+        Raises SheetError for a source that cannot be read as rows, before anything is put.
         """
-        table = intake.read(path, sheet=sheet, columns=columns)
-        batch = batch or table.source
+        from . import plan
+
+        table = intake.read(path, sheet=sheet, columns=columns, hidden=hidden)
         base = self._defaults(
             priority, not_before, expires, max_attempts, timeout_s, provider, account, batch
         )
-        rows = intake.specs(table, samples=samples, **base)
-        return self._put_specs(rows, batch, has_ids=False)  # of a million rows they take 100 MB
+        return plan.load(self, table, {**base, "samples": samples})
 
     def _defaults(
         self,
@@ -308,42 +346,64 @@ class Queue:
         }
 
     def _put_specs(
-        self, specs: Iterable[JobSpec | RowProblem], batch: str | None, *, has_ids: bool = True
+        self,
+        specs: Iterable[JobSpec | RowProblem],
+        batch: str | None,
+        *,
+        has_ids: bool = True,
+        earlier: Mapping[tuple[int, int], int] | None = None,
     ) -> Added:
-        """Puts them by the thousand: while one thousand is stored, the next is made ready."""
+        """Puts them by the thousand: while one thousand is stored, the next is made ready.
+
+        With `earlier` they are the rows of a sheet, as `Store.put_rows` takes them.
+        """
         parts: list[Added] = []
         problems: list[RowProblem] = []
         jobs: list[Job] = []
         stored: Callable[[], Added] | None = None
+        skipped = 0
 
         def store() -> None:
             nonlocal stored, jobs
             if stored is not None:
                 part = stored()
                 parts.append(part if has_ids else replace(part, ids=()))
-            stored, jobs = self._begin_put(jobs) if jobs else None, []
+            stored, jobs = self._begin_put(jobs, earlier) if jobs else None, []
 
         for spec in specs:
-            if isinstance(spec, RowProblem):
-                problems.append(spec)
-                continue
-            try:
-                jobs += _expanded(spec)
-            except PayloadError as error:
-                problems.append(RowProblem(spec.row or 0, str(error), spec.source))
+            made = spec if isinstance(spec, RowProblem) else self._expand(spec)
+            if isinstance(made, list):
+                jobs += made
+            else:
+                skipped += 1
+                if len(problems) < PROBLEMS_KEPT:
+                    problems.append(made)
             if len(jobs) >= PUT_CHUNK:
                 store()
         store()
         store()
-        return replace(Added.of(parts), problems=tuple(problems), batch=batch)
+        return replace(Added.of(parts), problems=tuple(problems), batch=batch, skipped=skipped)
+
+    def _expand(self, spec: JobSpec) -> list[Job] | RowProblem:
+        """The jobs of a row, or why it has none."""
+        try:
+            return _expanded(spec)
+        except PayloadError as error:
+            kind = error.facts.get("kind", "cannot be read")
+            return RowProblem(spec.row or 0, str(error), spec.source, kind)
 
     def _put(self, jobs: list[Job]) -> Added:
         return self._begin_put(jobs)()
 
-    def _begin_put(self, jobs: list[Job]) -> Callable[[], Added]:
-        first = self._begin_write(lambda s: s.put(jobs))
+    def _begin_put(
+        self, jobs: list[Job], earlier: Mapping[tuple[int, int], int] | None = None
+    ) -> Callable[[], Added]:
+        def put(store: SqliteStore) -> Added:
+            return store.put(jobs) if earlier is None else store.put_rows(jobs, earlier)
 
-        def put() -> Added:
+        first = self._begin_write(put)
+
+        def stored() -> Added:
             try:
                 return first()
             except StoreError as error:
@@ -351,9 +411,9 @@ class Queue:
                     raise
                 # The commit may have been made: the jobs carry their ids, so putting them
                 # again adds what is missing and nothing else.
-                return self._write(lambda s: s.put(jobs))
+                return self._write(put)
 
-        return put
+        return stored
 
     # -- running it --------------------------------------------------------------------------
 
@@ -978,7 +1038,8 @@ def _expanded(spec: JobSpec) -> list[Job]:
     if len(payload_json) > PAYLOAD_BYTES_MAX:
         raise PayloadError(
             f"the payload has {len(payload_json):,} bytes; at most {PAYLOAD_BYTES_MAX:,} fit."
-            " Store the data in a file and put its path."
+            " Store the data in a file and put its path.",
+            kind="too long",
         )
     if secrets.holds_secret(payload_json):
         raise PayloadError(

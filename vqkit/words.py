@@ -82,6 +82,8 @@ class _Facts(dict[str, Any]):
 EVENTS = {
     "job.queued": "put in {origin}",
     "job.changed": "its row has changed: the new text counts",
+    "job.superseded": "its row has changed since it was begun: job {by} does the new text",
+    "job.row_gone": "its row is no longer in {source}",
     "job.started": "begun on {account}, try {attempt}",
     "job.stage_changed": "{stage} {done}",
     "job.logged": "says: {message}",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..errors import SheetError, UsageError
 from ..job import JobSpec, RowProblem, content_key
@@ -29,28 +29,52 @@ READERS: dict[str, Callable[[Path], Reading]] = {
     ".json": jsonl.open_json,
     ".txt": text.open_text,
 }
-WORKBOOKS = (".xlsx", ".xlsm")
+Engine: TypeAlias = Literal["calamine"]
+WORKBOOKS = (".xlsx", ".xlsm", ".ods")
 KNOWN = (*WORKBOOKS, *READERS)
 
 
-def read(source: Any, *, sheet: str | None = None, columns: Columns | None = None) -> Table:
-    """The rows of `source`: a file's path, a dataframe, or an iterable of dicts.
+def read(
+    source: Any,
+    *,
+    sheet: str | None = None,
+    columns: Columns | None = None,
+    hidden: bool = False,
+    engine: Engine | None = None,
+) -> Table:
+    """The rows of `source`: a file's path, a folder of .txt, a dataframe, an iterable of dicts.
 
     `sheet` names a workbook's sheet; without it the first visible one is read. `columns`
-    keeps the columns it lists; as a dict ``{column: name}`` it renames them too. Raises
-    SheetError, and only that, for a source that cannot be read as rows.
+    keeps the columns it lists; as a dict ``{column: name}`` it renames them too. `hidden`
+    reads rows that are hidden or filtered out in a workbook; else they are problems.
+    ``engine="calamine"`` reads a workbook with that library instead, to compare; it sees
+    neither hidden rows nor errors. Raises SheetError, and only that, for a source that
+    cannot be read as rows.
     """
+    if engine not in (None, "calamine"):
+        raise UsageError(f"engine={engine!r}: expected 'calamine', or None for vqkit's own reader")
     if isinstance(source, str | os.PathLike):
-        return Table(partial(_open_file, Path(source).expanduser(), sheet), columns)
+        path = Path(source).expanduser()
+        options = Options(sheet, hidden, engine)
+        return Table(partial(_open_file, path, options), columns, path=path)
     if sheet is not None:
         raise SheetError(f"sheet={sheet!r} is for workbooks ({', '.join(WORKBOOKS)}) only")
     if isinstance(source, Iterator):
-        return Table(_once(source), columns)
+        return Table(_once(source), columns, is_once=True)
     return Table(partial(frames.open_memory, source), columns)
 
 
+class Rows(Protocol):
+    """What `specs` needs of a `Table`."""
+
+    source: str
+    columns: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Row | RowProblem]: ...
+
+
 def specs(
-    table: Table,
+    table: Rows,
     *,
     priority: int = 0,
     provider: str | None = None,
@@ -84,7 +108,7 @@ def specs(
     return _specs(table, base)
 
 
-def _specs(table: Table, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
+def _specs(table: Rows, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
     prompt = next((name for name in table.columns if name.lower() == "prompt"), None)
     rows_of_keys: dict[str, int] = {}
     seen: set[int] = set()  # 60 bits of each content: a million rows take 100 MB as text
@@ -96,9 +120,10 @@ def _specs(table: Table, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
         try:
             spec = spec_of(item, base)
             if prompt is not None and prompt not in spec.payload:
-                raise UsageError(f"its {prompt} is blank")
+                raise UsageError(f"its {prompt} is blank", kind="nothing to run")
         except UsageError as error:
-            yield RowProblem(item.number, str(error), table.source)
+            kind = error.facts.get("kind", "cannot be read")
+            yield RowProblem(item.number, str(error), table.source, kind)
             continue
         if spec.key is None:
             key = content_key(spec)
@@ -111,25 +136,49 @@ def _specs(table: Table, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
         elif spec.key in rows_of_keys:
             first = rows_of_keys[spec.key]
             reason = f"its key {spec.key!r} is that of row {first}; give each row its own"
-            yield RowProblem(item.number, reason, table.source)
+            yield RowProblem(item.number, reason, table.source, "duplicate key")
         else:
             rows_of_keys[spec.key] = item.number
             yield spec
 
 
-def _open_file(path: Path, sheet: str | None) -> Reading:
+class Options(NamedTuple):
+    """How a file is to be opened."""
+
+    sheet: str | None = None
+    hidden: bool = False
+    engine: Engine | None = None
+
+
+def _open_file(path: Path, options: Options) -> Reading:
     try:
+        if path.is_dir() and (texts := text.texts_in(path)):
+            return text.open_folder(path, texts)
         files.find(path, KNOWN)
         extension = path.suffix.lower()
         if extension in WORKBOOKS:
-            from .xlsx import open_xlsx
-
-            return open_xlsx(path, sheet)
-        if sheet is not None:
-            raise SheetError(f"{path.name} has no sheets; leave out sheet={sheet!r}")
+            return _open_workbook(path, extension, options)
+        if options.sheet is not None:
+            raise SheetError(f"{path.name} has no sheets; leave out sheet={options.sheet!r}")
+        if options.engine is not None:
+            raise SheetError(f"engine={options.engine!r} reads workbooks; {path.name} is none")
         return READERS[extension](path)
     except OSError as error:
         raise SheetError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _open_workbook(path: Path, extension: str, options: Options) -> Reading:
+    if options.engine is not None:
+        from .calamine import open_calamine
+
+        return open_calamine(path, options.sheet)
+    if extension == ".ods":
+        from .ods import open_ods
+
+        return open_ods(path, options.sheet, hidden=options.hidden)
+    from .xlsx import open_xlsx
+
+    return open_xlsx(path, options.sheet, hidden=options.hidden)
 
 
 def _once(source: Iterator[Any]) -> Callable[[], Reading]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import mmap
+import struct
+import zipfile
+import zlib
 from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import SheetError
 
-__all__ = ["ZIP", "find", "first_line", "is_old_office", "text_encoding"]
+__all__ = ["ZIP", "find", "first_line", "is_old_office", "refuse_bombs", "text_encoding"]
 
 ZIP = b"PK\x03\x04"
 OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -21,6 +25,14 @@ MARKS = (
     (b"\xfe\xff", "utf-16", "UTF-16"),
 )
 CHUNK = 1 << 16
+HEAD = 4096
+
+# What a part of a workbook may unpack to.
+SIZE_MAX = 1 << 30
+MEMORY_MAX = 256 << 20  # for a part that is held in memory: shared texts, styles
+RATIO_MAX = 200
+RATIO_FROM = 16 << 20  # a small part may well be one text many times over, and harms nobody
+BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, struct.error)
 
 
 def find(path: Path, known: Collection[str]) -> None:
@@ -35,7 +47,7 @@ def find(path: Path, known: Collection[str]) -> None:
     if extension not in known:
         advice = (
             "open it in Excel or LibreOffice and save it as .xlsx"
-            if extension in (".xls", ".xlsb", ".ods", ".numbers")
+            if extension in (".xls", ".xlsb", ".numbers")
             else f"expected one of {', '.join(known)}"
         )
         raise SheetError(
@@ -104,6 +116,75 @@ def first_line(path: Path, codec: str) -> str:
     """The first line that is not blank; '' where there is none."""
     with path.open(encoding=codec) as file:
         return next((line for line in file if not line.isspace()), "")
+
+
+def refuse_bombs(path: Path) -> None:
+    """Raises SheetError for what is no workbook, is locked, or would unpack without bounds."""
+    with path.open("rb") as file:
+        head = file.read(8)
+        if is_old_office(head):
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                is_locked = whole.find("EncryptedPackage".encode("utf-16-le")) >= 0
+            _refuse_locked(path, is_locked)
+            raise SheetError(
+                f"{path.name} is an old Excel file (.xls) by its content; open it and save it"
+                " as .xlsx",
+                path=str(path),
+            )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for part in archive.infolist():
+                _refuse_locked(path, bool(part.flag_bits & 1))
+                _refuse_bomb(path, part)
+                if part.filename.endswith((".xml", ".rels")):
+                    _refuse_entities(path, part.filename, archive)
+    except SheetError:
+        raise
+    except BROKEN as error:
+        is_cut = head.startswith(b"PK")
+        raise SheetError(
+            f"{path.name} is "
+            + ("cut short or damaged" if is_cut else "not an Excel workbook")
+            + ("; copy it again" if is_cut else "; if it is text, give it the extension .csv"),
+            path=str(path),
+        ) from error
+
+
+def _refuse_locked(path: Path, is_locked: bool) -> None:
+    if is_locked:
+        raise SheetError(
+            f"{path.name} is protected by a password; open it in Excel and save it without one",
+            path=str(path),
+        )
+
+
+def _refuse_bomb(path: Path, part: zipfile.ZipInfo) -> None:
+    is_dense = part.file_size > RATIO_FROM and part.file_size > RATIO_MAX * part.compress_size
+    is_streamed = "/worksheets/" in part.filename or not part.filename.endswith(".xml")
+    size_max = SIZE_MAX if is_streamed or part.filename == "content.xml" else MEMORY_MAX
+    if is_dense or part.file_size > size_max:
+        raise SheetError(
+            f"{path.name} was not opened: its part {part.filename} unpacks from"
+            f" {part.compress_size:,} to {part.file_size:,} bytes; at most {size_max:,} and"
+            f" {RATIO_MAX} times its size are read. Save the rows as .csv.",
+            path=str(path),
+            part=part.filename,
+        )
+
+
+def _refuse_entities(path: Path, part: str, archive: zipfile.ZipFile) -> None:
+    """Raises SheetError for a document type: entities in it can grow without bounds."""
+    with archive.open(part) as file:
+        head = file.read(HEAD)
+    text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1", "replace")
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise SheetError(
+            f"{path.name} cannot be read as a workbook: its part {part} has a document type of its"
+            " own (<!DOCTYPE …>), which no spreadsheet program writes and which can grow without"
+            " bounds",
+            path=str(path),
+            part=part,
+        )
 
 
 def _check(path: Path, codec: str, words: str) -> None:

@@ -87,6 +87,7 @@ def take(name: str, value: Any) -> Any:
         raise UsageError(
             f"{name} is {value!r}; expected {error}. Correct it, or leave it blank.",
             setting=name,
+            kind="wrong setting",
         ) from error
 
 
@@ -99,8 +100,13 @@ def spec_of(row: Row, base: JobSpec) -> JobSpec:
         else:
             payload[name] = value
     if not payload:
-        raise UsageError("there is nothing to run in this row: every cell but settings is blank")
+        raise UsageError(
+            "there is nothing to run in this row: every cell but settings is blank",
+            kind="nothing to run",
+        )
     spec = replace(base, payload=codec.plain(payload), row=row.number, **changes)
     if spec.expires_ms is not None and spec.expires_ms <= (spec.not_before_ms or 0):
-        raise UsageError("this row expires before its not_before; exchange or correct them")
+        raise UsageError(
+            "this row expires before its not_before; exchange or correct them", kind="wrong setting"
+        )
     return spec

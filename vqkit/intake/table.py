@@ -7,10 +7,11 @@ plain and says which rows cannot be read. A new kind of source is a new reader.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import SheetError
@@ -26,12 +27,16 @@ __all__ = [
     "grid",
     "header",
     "letter",
+    "number_of",
     "plain_cell",
 ]
 
 # Rows looked at before the first is given out: they tell the columns of objects, and show
 # data under a blank header before anything has run. It bounds memory, so it stays small.
 AHEAD = 100
+
+WHOLE_MAX = 2**53  # from here on a float does not tell neighbouring integers apart
+DIGITS_KEPT = 15
 
 Columns: TypeAlias = Sequence[str] | Mapping[str, str]
 Record: TypeAlias = "tuple[int, Mapping[str, Any] | Bad]"
@@ -47,9 +52,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A cell or a row that cannot be read, and why."""
+    """A cell or a row that cannot be read, and why; `kind` is the why in a word or two."""
 
     reason: str
+    kind: str = field(default="cannot be read", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +86,23 @@ class Reading:
 class Table:
     """Rows of a sheet, file, frame or iterable, read as they are asked for.
 
-    `name` is the file's name, `sheet` a workbook's sheet, `source` both as a job names them,
-    `columns` the header as chosen, `notes` sentences on how it was read. Iterating gives a
-    `Row` or a `RowProblem` for every row that is not blank; iterating again reads again, and
-    raises SheetError where that is impossible (a generator) or the columns have changed.
+    `path` is the file or folder (None for rows in memory), `name` its name, `sheet` a
+    workbook's sheet, `source` both as a job names them, `columns` the header as chosen,
+    `notes` sentences on how it was read. Iterating gives a `Row` or a `RowProblem` for every
+    row that is not blank; iterating again reads again, and raises SheetError where that is
+    impossible (`is_once`: a generator) or the columns have changed.
     """
 
-    def __init__(self, reopen: Callable[[], Reading], columns: Columns | None = None) -> None:
+    def __init__(
+        self,
+        reopen: Callable[[], Reading],
+        columns: Columns | None = None,
+        *,
+        path: Path | None = None,
+        is_once: bool = False,
+    ) -> None:
+        self.path = path
+        self.is_once = is_once
         reading = reopen()
         ahead = list(islice(reading.records, AHEAD))
         if not ahead and reading.empty is not None:
@@ -126,7 +142,7 @@ class Table:
         if isinstance(record, Stray) and self._chosen is not None:
             record = record.named
         if isinstance(record, Bad):
-            return RowProblem(number, record.reason, self.source)
+            return RowProblem(number, record.reason, self.source, record.kind)
         values = {}
         for name, raw in record.items():
             if self._chosen is not None:
@@ -134,7 +150,7 @@ class Table:
                     continue
                 name = self._chosen[name]
             if isinstance(raw, Bad):
-                return RowProblem(number, raw.reason, self.source)
+                return RowProblem(number, raw.reason, self.source, raw.kind)
             value = plain_cell(raw)
             if value is not None:
                 values[name] = value
@@ -156,8 +172,7 @@ def plain_cell(value: Any) -> Any:
     if isinstance(value, float):
         if value != value:
             return None
-        # From 2**53 on a float no longer tells neighbouring integers apart.
-        return int(value) if value.is_integer() and abs(value) < 2**53 else float(value)
+        return int(value) if value.is_integer() and abs(value) < WHOLE_MAX else float(value)
     if type(value).__name__ in ("NaTType", "NAType"):  # pandas' own holes, without pandas
         return None
     if isinstance(value, str):
@@ -176,6 +191,28 @@ def plain_cell(value: Any) -> Any:
             value = value.astype(f"{value.dtype.kind}8[us]")
         return plain_cell(value.item())
     return value
+
+
+def number_of(text: str, where: str) -> int | float | Bad:
+    """The number in a cell of a workbook, from the text that keeps it.
+
+    Spreadsheets keep 15 digits of a number: of a longer integer the rest is zeros, and a
+    `Bad`, for it was an id once. One that a program wrote with all its digits is whole.
+    """
+    if "." not in text and "E" not in text and "e" not in text:
+        whole = int(text)
+        if -WHOLE_MAX < whole < WHOLE_MAX or len(text.lstrip("-").rstrip("0")) > DIGITS_KEPT:
+            return whole
+    else:
+        number = float(text)
+        if not (abs(number) >= WHOLE_MAX and number.is_integer()):
+            return number
+        whole = int(number)
+    return Bad(
+        f"cell {where} holds the number {whole}, of which only {DIGITS_KEPT} digits were kept; if"
+        " it is an id, format the cell as text and enter it again",
+        kind="digits lost",
+    )
 
 
 def letter(index: int) -> str:

@@ -8,9 +8,7 @@ formula never calculated would be taken for a blank cell.
 
 from __future__ import annotations
 
-import mmap
 import re
-import struct
 import warnings
 import zipfile
 import zlib
@@ -19,57 +17,64 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
-from xml.etree.ElementTree import Element, ParseError
+from xml.parsers.expat import ExpatError, ParserCreate
 
-from openpyxl import load_workbook
+from openpyxl.reader.excel import ExcelReader
+from openpyxl.styles.stylesheet import apply_stylesheet
 from openpyxl.utils.cell import column_index_from_string
-from openpyxl.utils.datetime import from_excel, from_ISO8601
-from openpyxl.xml.constants import SHEET_MAIN_NS
-from openpyxl.xml.functions import iterparse
+from openpyxl.utils.datetime import WINDOWS_EPOCH, from_excel, from_ISO8601
+from openpyxl.xml.constants import SHARED_STRINGS, SHEET_MAIN_NS
 
 from ..errors import SheetError
-from .files import is_old_office
-from .table import Bad, Reading, grid, header, plain_cell
+from .files import refuse_bombs
+from .marks import Marks, marks_of
+from .table import Bad, Reading, grid, header, number_of, plain_cell
 
 __all__ = ["open_xlsx"]
 
-Line: TypeAlias = "tuple[int, list[Any]]"
+Line: TypeAlias = "tuple[int, list[Any] | Bad]"
 
-SIZE_MAX = 1 << 30
 ROWS_MAX = 1 << 20
-RATIO_MAX = 200
-RATIO_FROM = 16 << 20  # a small part may well be one text many times over, and harms nobody
 
-DATA, ROW, VALUE, FORMULA, INLINE, TEXT, RUN = (
-    f"{{{SHEET_MAIN_NS}}}{tag}" for tag in ("sheetData", "row", "v", "f", "is", "t", "r")
+CHUNK = 1 << 16
+TRUE = ("1", "true")
+
+DATA, ROW, COLUMN, CELL, VALUE, FORMULA, TEXT, PHONETIC, ITEM = (
+    f"{SHEET_MAIN_NS} {tag}" for tag in ("sheetData", "row", "col", "c", "v", "f", "t", "rPh", "si")
 )
 # How Excel writes a control character, such as the carriage return of a text pasted in.
-ESCAPED = re.compile(r"_x(00[01][0-9A-Fa-f])_")
+ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
+COLUMNS: dict[str, int] = {}
 
 
-def open_xlsx(path: Path, sheet: str | None = None) -> Reading:
+def open_xlsx(path: Path, sheet: str | None = None, *, hidden: bool = False) -> Reading:
     """The rows of one sheet of a workbook: the first that is visible, unless `sheet` names one.
 
-    Memory holds one row at a time, and the workbook's shared texts.
+    Hidden rows are problems, unless `hidden` asks for them. Memory holds a few rows at a
+    time, and the workbook's shared texts.
     """
-    _refuse_other_than_workbooks(path)
+    refuse_bombs(path)
     file = path.open("rb")
     try:
-        return _open(path, file, sheet)
+        return _open(path, file, sheet, hidden=hidden)
     except BaseException:
         file.close()  # openpyxl leaves it open; the rows, once there are any, close it
         raise
 
 
-def _open(path: Path, file: BinaryIO, wanted: str | None) -> Reading:
+def _open(path: Path, file: BinaryIO, wanted: str | None, *, hidden: bool) -> Reading:
     book = _load(path, file)
     sheet = _sheet(book, wanted, path)
-    others = [other.title for other in book.worksheets if other is not sheet]
+    others = [other.title for other in book.sheets if other is not sheet]
     also = f" (other sheets: {', '.join(map(repr, others))})" if others else ""
     source = f"{path.name}[{sheet.title}]" if others else path.name
-    lines = _lines(file, book, sheet, source)
+    marks = marks_of(book.archive, sheet.part)
+    lines = _lines(file, book, sheet, source, marks, hidden=hidden)
     number, first = next(lines, (0, []))
+    if isinstance(first, Bad):
+        raise SheetError(f"the header of {source} cannot be read: {first.reason}", source=source)
     names, notes = header(first, source)
+    marks.width = len(names)
     if not names:
         raise SheetError(
             f"the sheet {sheet.title!r} of {path.name} is empty{also}; expected a header and rows",
@@ -77,6 +82,7 @@ def _open(path: Path, file: BinaryIO, wanted: str | None) -> Reading:
         )
     if others and wanted is None:
         notes = (f"The sheet {sheet.title!r} of {path.name} was read{also}.", *notes)
+    notes += marks.notes(names)
     return Reading(
         path.name,
         grid(names, lines),
@@ -88,61 +94,51 @@ def _open(path: Path, file: BinaryIO, wanted: str | None) -> Reading:
     )
 
 
-def _refuse_other_than_workbooks(path: Path) -> None:
-    """Raises SheetError for what is no workbook, is locked, or would unpack without bounds."""
-    with path.open("rb") as file:
-        head = file.read(8)
-        if is_old_office(head):
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-                is_locked = whole.find("EncryptedPackage".encode("utf-16-le")) >= 0
-            _refuse_locked(path, is_locked)
-            raise SheetError(
-                f"{path.name} is an old Excel file (.xls) by its content; open it and save it"
-                " as .xlsx",
-                path=str(path),
-            )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            parts = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-        is_cut = head.startswith(b"PK")
-        raise SheetError(
-            f"{path.name} is "
-            + ("cut short or damaged" if is_cut else "not an Excel workbook")
-            + ("; copy it again" if is_cut else "; if it is text, give it the extension .csv"),
-            path=str(path),
-        ) from error
-    for part in parts:
-        _refuse_locked(path, bool(part.flag_bits & 1))
-        _refuse_bomb(path, part)
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    title: str
+    is_visible: bool
+    part: str
 
 
-def _refuse_locked(path: Path, is_locked: bool) -> None:
-    if is_locked:
-        raise SheetError(
-            f"{path.name} is protected by a password; open it in Excel and save it without one",
-            path=str(path),
-        )
+@dataclass(frozen=True, slots=True)
+class _Book:
+    """What a workbook keeps outside its sheets, and where those are."""
+
+    archive: zipfile.ZipFile
+    sheets: tuple[_Sheet, ...]
+    shared: Sequence[str]
+    dates: set[int]
+    durations: set[int]
+    epoch: datetime
+    is_uncalculated: bool
 
 
-def _refuse_bomb(path: Path, part: zipfile.ZipInfo) -> None:
-    is_dense = part.file_size > RATIO_FROM and part.file_size > RATIO_MAX * part.compress_size
-    if is_dense or part.file_size > SIZE_MAX:
-        raise SheetError(
-            f"{path.name} was not opened: its part {part.filename} unpacks from"
-            f" {part.compress_size:,} to {part.file_size:,} bytes; at most {SIZE_MAX:,} and"
-            f" {RATIO_MAX} times its size are read. Save the rows as .csv.",
-            path=str(path),
-            part=part.filename,
-        )
+def _load(path: Path, file: BinaryIO) -> _Book:
+    """The workbook without its sheets.
 
-
-def _load(path: Path, file: BinaryIO) -> Any:
+    ``load_workbook`` would look for each sheet's dimension, and hold a sheet that states
+    none whole in memory; and it takes ``x005F_`` out of texts, so that a text that shows an
+    escape is lost.
+    """
     try:
         with warnings.catch_warnings():
             # openpyxl warns of what it would not write back; nothing is written back.
             warnings.simplefilter("ignore")
-            return load_workbook(file, read_only=True, data_only=True, keep_links=False)
+            reader = ExcelReader(file, read_only=True, data_only=True, keep_links=False)
+            reader.read_manifest()
+            reader.read_workbook()
+            book: Any = reader.wb
+            apply_stylesheet(reader.archive, book)
+            return _Book(
+                reader.archive,
+                tuple(_sheets(reader)),
+                _shared(reader),
+                book._date_formats,
+                book._timedelta_formats,
+                book.epoch,
+                bool(book.calculation and book.calculation.fullCalcOnLoad),
+            )
     except Exception as error:  # a damaged workbook makes openpyxl raise anything at all
         why = " ".join(str(error.__cause__ or error).split())
         raise SheetError(
@@ -152,14 +148,56 @@ def _load(path: Path, file: BinaryIO) -> Any:
         ) from error
 
 
-def _sheet(book: Any, wanted: str | None, path: Path) -> Any:
-    sheets = book.worksheets
+def _sheets(reader: Any) -> Iterator[_Sheet]:
+    known = set(reader.archive.namelist())
+    for sheet, relation in reader.parser.find_sheets():
+        if relation.target in known and relation.Type.endswith("/worksheet"):
+            yield _Sheet(sheet.name, sheet.state == "visible", relation.target)
+
+
+def _shared(reader: Any) -> list[str]:
+    """The texts that cells share, formatted runs joined, phonetic guides left out."""
+    part = reader.package.find(SHARED_STRINGS)
+    texts: list[str] = []
+    if part is None:
+        return texts
+    pieces: list[str] = []
+    is_phonetic = False
+    parser = ParserCreate(None, " ")
+    parser.buffer_text = True
+
+    def start(name: str, _: dict[str, str]) -> None:
+        nonlocal is_phonetic
+        if name == TEXT and not is_phonetic:
+            parser.CharacterDataHandler = pieces.append
+        elif name == ITEM:
+            pieces.clear()
+        elif name == PHONETIC:
+            is_phonetic = True
+
+    def end(name: str) -> None:
+        nonlocal is_phonetic
+        if name == TEXT:
+            parser.CharacterDataHandler = None
+        elif name == ITEM:
+            texts.append(_unescaped("".join(pieces)))
+        elif name == PHONETIC:
+            is_phonetic = False
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    with reader.archive.open(part.PartName[1:]) as xml:
+        parser.ParseFile(xml)
+    return texts
+
+
+def _sheet(book: _Book, wanted: str | None, path: Path) -> _Sheet:
     if wanted is None:
-        found = [sheet for sheet in sheets if sheet.sheet_state == "visible"] or sheets
+        found = [sheet for sheet in book.sheets if sheet.is_visible] or book.sheets
     else:
-        found = [sheet for sheet in sheets if sheet.title == wanted]
+        found = [sheet for sheet in book.sheets if sheet.title == wanted]
     if not found:
-        titles = ", ".join(repr(sheet.title) for sheet in sheets)
+        titles = ", ".join(repr(sheet.title) for sheet in book.sheets)
         raise SheetError(
             f"{path.name} has no sheet {'with rows' if wanted is None else repr(wanted)};"
             f" its sheets: {titles or 'none'}",
@@ -168,110 +206,191 @@ def _sheet(book: Any, wanted: str | None, path: Path) -> Any:
     return found[0]
 
 
-def _lines(file: BinaryIO, book: Any, sheet: Any, source: str) -> Iterator[Line]:
-    """The rows that are not blank, as the sheet numbers them, each up to its last cell."""
-    cells = _Cells(
-        sheet._shared_strings, book._date_formats, book._timedelta_formats, book.epoch, source
-    )
-    number = 0
+def _lines(
+    file: BinaryIO, book: _Book, sheet: _Sheet, source: str, marks: Marks, *, hidden: bool
+) -> Iterator[Line]:
+    """The rows that are not blank, as the sheet numbers them, each up to its last cell.
+
+    A hidden row is a `Bad` of its own, unless `hidden` asks for its cells.
+    """
+    rows = _Rows(_Cells(book, source), marks, hidden=hidden)
     try:
-        with book._archive.open(sheet._worksheet_path) as xml:
-            for _, element in iterparse(xml):
-                if element.tag == ROW:
-                    number = int(float(element.get("r", number + 1)))
-                    if number > ROWS_MAX:
-                        raise ValueError(f"a row numbered {number}")
-                    row = cells.row(element, number)
-                    element.clear()
-                    if any(plain_cell(cell) is not None for cell in row):
-                        yield number, row
-                elif element.tag == DATA:
-                    return
+        with book.archive.open(sheet.part) as xml:
+            while not rows.is_over and (chunk := xml.read(CHUNK)):
+                rows.parser.Parse(chunk)
+                yield from rows.take()
+            if not rows.is_over:
+                rows.parser.Parse(b"", True)
     except (
-        ParseError,
+        ExpatError,
         zipfile.BadZipFile,
         zlib.error,
         EOFError,
         ValueError,
         OverflowError,
     ) as error:
+        yield from rows.take()
         raise SheetError(
-            f"{source} is damaged after row {number} ({error}); open it in Excel or LibreOffice"
-            " and save it again",
-            row=number,
+            f"{source} is damaged after row {rows.number} ({error}); open it in Excel or"
+            " LibreOffice and save it again",
+            row=rows.number,
         ) from error
     finally:
         file.close()
+
+
+class _Rows:
+    """Makes rows of a sheet's XML as it is fed: no tree, so a coloured tail costs no memory."""
+
+    def __init__(self, cells: _Cells, marks: Marks, *, hidden: bool) -> None:
+        self.number = 0
+        self.is_over = False
+        self._cells, self._marks, self._shows_hidden = cells, marks, hidden
+        self._done: list[tuple[int, list[Any], bool]] = []
+        self._row: list[Any] = []
+        self._row_is_hidden = False
+        self._index = -1
+        self._reference: str | None = None
+        self._kind, self._style = "n", "0"
+        self._has_formula = self._has_value = False
+        self._is_phonetic = False
+        self._texts: list[str] = []
+        self.parser = ParserCreate(None, " ")
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.StartDoctypeDeclHandler = _refuse_doctype
+
+    def take(self) -> Iterator[Line]:
+        """The rows finished since the last call that are not blank."""
+        done, self._done = self._done, []
+        for number, row, is_hidden in done:
+            shown = self._marks.mark(number, row) if self._marks.merges else row
+            if all(plain_cell(cell) is None for cell in shown):
+                continue
+            if is_hidden and not self._shows_hidden:
+                yield number, self._marks.hidden_row(number)
+            else:
+                yield number, shown
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if name == CELL:
+            get = attributes.get
+            self._reference = get("r")
+            self._kind, self._style = get("t", "n"), get("s", "0")
+            self._has_formula = self._has_value = False
+            self._texts.clear()
+        elif name == VALUE or (name == TEXT and not self._is_phonetic):
+            self._has_value = True
+            self.parser.CharacterDataHandler = self._texts.append
+        elif name == FORMULA:
+            self._has_formula = True
+        elif name == ROW:
+            self.number = int(float(attributes.get("r", self.number + 1)))
+            if self.number > ROWS_MAX:
+                raise ValueError(f"a row numbered {self.number}")
+            self._row, self._index = [], -1
+            self._row_is_hidden = attributes.get("hidden") in TRUE
+        elif name == PHONETIC:
+            self._is_phonetic = True
+        elif name == COLUMN and attributes.get("hidden") in TRUE:
+            first, last = int(attributes["min"]), int(attributes["max"])
+            self._marks.hidden_columns.append((first - 1, last - 1))
+
+    def _end(self, name: str) -> None:
+        if name == CELL:
+            reference = self._reference
+            # A cell without a reference follows the one before it.
+            self._index = index = _index(reference) if reference else self._index + 1
+            if not (self._has_value or self._has_formula):
+                return
+            where = reference or f"in row {self.number}"
+            text = "".join(self._texts)
+            value = self._cells.value(self._kind, text, self._style, where, self._has_formula)
+            if value is not None:
+                row = self._row
+                if index >= len(row):
+                    row.extend([None] * (index + 1 - len(row)))
+                row[index] = value
+        elif name in (VALUE, TEXT):
+            self.parser.CharacterDataHandler = None
+        elif name == ROW:
+            if self._row or self._marks.merges:
+                self._done.append((self.number, self._row, self._row_is_hidden))
+        elif name == PHONETIC:
+            self._is_phonetic = False
+        elif name == DATA:
+            self.is_over = True
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise ValueError("it has a document type of its own, which no workbook has")
 
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """Reads cells with what a workbook keeps outside its sheets."""
 
-    shared: Sequence[str]
-    dates: set[int]
-    durations: set[int]
-    epoch: datetime
+    book: _Book
     source: str
 
-    def row(self, element: Element, number: int) -> list[Any]:
-        row: list[Any] = []
-        index = -1
-        for cell in element:
-            reference = cell.get("r")
-            # A cell without a reference follows the one before it.
-            index = _index(reference) if reference else index + 1
-            value = self.value(cell, reference or f"in row {number}")
-            if value is not None:
-                row.extend([None] * (index + 1 - len(row)))
-                row[index] = value
-        return row
-
-    def value(self, cell: Element, where: str) -> Any:
-        kind = cell.get("t", "n")
-        text = _inline(cell) if kind == "inlineStr" else cell.findtext(VALUE)
-        if not text:
-            # A formula that gives '' is of kind "str"; one never calculated is of none.
-            if kind != "str" and cell.find(FORMULA) is not None:
+    def value(self, kind: str, text: str, style: str, where: str, has_formula: bool) -> Any:
+        # A formula that gives '' is of kind "str"; one never calculated is of none. Writers
+        # that cannot calculate store nothing, or 0, and ask Excel to do it on loading.
+        is_placeholder = text == "0" and kind == "n" and self.book.is_uncalculated
+        if not text or (has_formula and is_placeholder):
+            if kind != "str" and has_formula:
                 return Bad(
                     f"cell {where} holds a formula without a stored value; open {self.source}"
-                    " in Excel or LibreOffice and save it, so that it is calculated"
+                    " in Excel or LibreOffice and save it, so that it is calculated",
+                    kind="formula without a value",
                 )
             return None
         try:
-            return self._typed(kind, text, cell, where)
+            return self._typed(kind, text, style, where)
         except (ValueError, IndexError, OverflowError) as error:
             return Bad(f"cell {where} holds {text[:40]!r}, which cannot be read ({error})")
 
-    def _typed(self, kind: str, text: str, cell: Element, where: str) -> Any:
+    def _typed(self, kind: str, text: str, style: str, where: str) -> Any:
         if kind == "s":
-            return _unescaped(self.shared[int(text)])
+            return self.book.shared[int(text)]
         if kind in ("str", "inlineStr"):
             return _unescaped(text)
         if kind == "b":
-            return text in ("1", "true")
+            return text in TRUE
         if kind == "e":
-            return Bad(f"cell {where} holds the error {text}; correct it in the sheet")
+            return Bad(
+                f"cell {where} holds the error {text}; correct it in the sheet", kind="error cell"
+            )
         if kind == "d":
             return from_ISO8601(text)  # type: ignore[no-untyped-call]
-        number = float(text) if any(mark in text for mark in ".eE") else int(text)
-        style = int(cell.get("s", 0))
-        if style not in self.dates:
+        number = number_of(text, where)
+        if isinstance(number, Bad):
             return number
-        if number < 0:
-            raise ValueError("a date before 1900")
-        return from_excel(number, self.epoch, timedelta=style in self.durations)
+        if self.book.dates and int(style) in self.book.dates:
+            if number < 0:
+                raise ValueError("a date before 1900")
+            if int(number) == 60 and self.book.epoch == WINDOWS_EPOCH:
+                raise ValueError("29 February 1900, a day that never was")
+            return from_excel(number, self.book.epoch, timedelta=int(style) in self.book.durations)
+        return number
 
 
 def _index(reference: str) -> int:
-    return column_index_from_string(reference.rstrip("0123456789")) - 1
-
-
-def _inline(cell: Element) -> str:
-    """The text of an inline string, its formatted runs joined, its phonetic guide left out."""
-    texts = (*cell.findall(f"{INLINE}/{TEXT}"), *cell.findall(f"{INLINE}/{RUN}/{TEXT}"))
-    return "".join(text.text or "" for text in texts)
+    letters = reference.rstrip("0123456789")
+    found = COLUMNS.get(letters)
+    if found is None:
+        found = COLUMNS[letters] = column_index_from_string(letters) - 1
+    return found
 
 
 def _unescaped(text: str) -> str:
-    return ESCAPED.sub(lambda match: chr(int(match[1], 16)), text) if "_x00" in text else text
+    r"""The text with its escapes read as Excel does: ``_x000D_`` is a carriage return.
+
+    A text that shows such an escape to a person is stored as ``_x005F_x000D_``.
+    """
+    if "_x" not in text:
+        return text
+    plain = ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
+    # A character beyond U+FFFF may have been escaped as its two halves.
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

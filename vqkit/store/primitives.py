@@ -7,6 +7,7 @@ verbs on it. A few helpers that every verb goes through stand at its end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
@@ -21,7 +22,16 @@ from ..job import Account, Attempt, Event, Job, Output, Step
 from ..outcome import Bill, Effect
 from ..secrets import redact, redact_json
 
-__all__ = ["Claim", "JobFilter", "Primitives", "Runner", "Transition", "TurnResult", "tally"]
+__all__ = [
+    "Claim",
+    "JobFilter",
+    "Primitives",
+    "Runner",
+    "SheetJobs",
+    "Transition",
+    "TurnResult",
+    "tally",
+]
 
 
 class Transition(NamedTuple):
@@ -105,6 +115,18 @@ class JobFilter:
     after: int = 0
     limit: int | None = None
     newest: bool = False
+
+
+class SheetJobs(NamedTuple):
+    """The jobs of one sheet by row and sample, as columns, so that a million fit in memory.
+
+    `states` holds ``sample * 4`` and 0 for a job that was never begun, 1 for one that was
+    and is not finished, 2 for a finished one.
+    """
+
+    rows: array[int]
+    numbers: array[int]
+    states: array[int]
 
 
 class Primitives(ABC):
@@ -228,6 +250,14 @@ class Primitives(ABC):
         """The same by account and model."""
 
     @abstractmethod
+    def sheet_jobs(self, batch: str, source: str) -> SheetJobs:
+        """The jobs whose rows were in a sheet when it was last put."""
+
+    @abstractmethod
+    def pace(self) -> dict[str, tuple[int, float]]:
+        """{account: (attempts, mean seconds)} of the newest attempts that completed a job."""
+
+    @abstractmethod
     def backup(self, path: str) -> None:
         """Copies the whole database, while it is in use, to a new file."""
 
@@ -245,6 +275,9 @@ class Primitives(ABC):
 
     @abstractmethod
     def _write_payloads(self, jobs: Sequence[Job]) -> None: ...
+
+    @abstractmethod
+    def _write_rows(self, rows: Sequence[tuple[int, int | None]]) -> None: ...
 
     @abstractmethod
     def _delete_jobs(self, numbers: Sequence[int]) -> None: ...
@@ -318,6 +351,10 @@ class Primitives(ABC):
 
     @abstractmethod
     def _delete_runner(self, runner_id: str) -> None: ...
+
+    def by_keys(self, keys: Sequence[str]) -> list[Job]:
+        """The jobs that have these keys, in the order they were put."""
+        return self._jobs_by_key(keys)
 
     # -- what every verb goes through -----------------------------------------------------
 

@@ -15,6 +15,7 @@ import json
 import os
 import sqlite3
 import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -36,7 +37,7 @@ from ..errors import (
 )
 from ..job import JOB_FIELDS, STATUSES, Account, Attempt, Event, Job, Output, Step
 from ..policy import Candidate
-from .base import JobFilter, Runner, Store
+from .base import JobFilter, Runner, SheetJobs, Store
 from .files import Ballast, WriteMutex, beside, companion, free_bytes, process_note
 
 __all__ = ["HOT_STATEMENTS", "SqliteStore"]
@@ -49,6 +50,7 @@ OPEN_TIMEOUT_S = 20.0
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is taken on
 PAGE = 500
+PACE_ATTEMPTS = 500
 BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
 MODELS_MAX = 200  # of a lane; more than these wait until some of them are done
 KNOWN_MIGRATIONS = ("m001_tables", "m002_strays", "m003_models")
@@ -64,6 +66,11 @@ _FIXED = {
     *("pinned_account", "priority", "seed", "sample", "source", "row", "timeout_ms"),
     *("max_attempts", "created_ms"),
 }
+# What a changed row gives a job that was never begun.
+_OF_A_ROW = (
+    *("payload_json", "payload_hash", "key", "provider", "pinned_account", "priority", "seed"),
+    *("source", "row", "timeout_ms", "max_attempts", "not_before_ms", "expires_ms", "updated_ms"),
+)
 _MUTABLE = tuple(i for i, name in enumerate(JOB_FIELDS) if name not in _FIXED)
 _NUMBER, _FENCE, _STATUS, _HANDLE, _UPDATED = (
     JOB_FIELDS.index(name) for name in ("number", "fence", "status", "handle_json", "updated_ms")
@@ -579,17 +586,38 @@ class SqliteStore(Store):
             )
 
     def _write_payloads(self, jobs: Sequence[Job]) -> None:
+        sets = ", ".join(f"{column.removesuffix('_json')} = ?" for column in _OF_A_ROW)
         self._conn.executemany(
-            "UPDATE jobs SET payload = ?, payload_hash = ?, model = ?, seed = ?, source = ?,"
-            " row = ?, updated_ms = ? WHERE number = ?",
-            [
-                (
-                    *(j.payload_json, j.payload_hash, j.model, j.seed, j.source),
-                    *(j.row, j.updated_ms, j.number),
-                )
-                for j in jobs
-            ],
+            f"UPDATE jobs SET {sets}, lane = ?, model = ? WHERE number = ?",
+            [(*(getattr(j, name) for name in _OF_A_ROW), j.lane, j.model, j.number) for j in jobs],
         )
+
+    def _write_rows(self, rows: Sequence[tuple[int, int | None]]) -> None:
+        tail = ") AS v WHERE jobs.number = v.column1"
+        self._bulk("UPDATE jobs SET row = v.column2 FROM (", rows, tail)
+
+    def sheet_jobs(self, batch: str, source: str) -> SheetJobs:
+        found = self._conn.execute(
+            "SELECT row, number, sample * 4 + CASE WHEN finished_ms IS NOT NULL THEN 2"
+            " WHEN status = 'queued' AND fence = 0 THEN 0 ELSE 1 END"
+            " FROM jobs WHERE batch = ? AND source = ? AND row IS NOT NULL"
+            " ORDER BY row, sample, number",
+            (batch, source),
+        )
+        columns = SheetJobs(array("q"), array("q"), array("q"))
+        while page := found.fetchmany(10_000):
+            for column, values in zip(columns, zip(*page, strict=True), strict=True):
+                column.extend(values)
+        return columns
+
+    def pace(self) -> dict[str, tuple[int, float]]:
+        found = self._conn.execute(
+            "SELECT account, count(*), avg(finished_ms - started_ms) / 1000.0 FROM"
+            " (SELECT account, started_ms, finished_ms FROM attempts WHERE outcome = 'completed'"
+            " ORDER BY job DESC, fence DESC LIMIT ?) GROUP BY account",
+            (PACE_ATTEMPTS,),
+        )
+        return {account: (n, seconds) for account, n, seconds in found.fetchall()}
 
     def _delete_jobs(self, numbers: Sequence[int]) -> None:
         gone = codec.dumps(list(numbers))

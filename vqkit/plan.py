@@ -1,0 +1,790 @@
+"""What a source would put into a queue: shown before it costs anything, and put as shown.
+
+A plan reads its source once, and keeps counts, a few examples and eight bytes a row. `put`
+reads it again and refuses a row that is not the one the plan saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import tempfile
+import weakref
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from . import codec, html, intake
+from .clock import local_text
+from .errors import SheetError
+from .estimate import Estimate, Lane, estimate
+from .intake.settings import SETTINGS
+from .intake.table import Row, Table
+from .job import Added, Job, JobSpec, RowProblem
+from .snapshot import duration_text
+from .store.base import (
+    JobFilter,
+    SheetJobs,
+    differs,
+    is_begun_otherwise,
+    is_stranger,
+    is_untouched,
+    versioned,
+)
+from .words import clean, count, shorten
+
+if TYPE_CHECKING:
+    from .queue import Queue
+
+__all__ = ["Column", "Plan", "load", "make"]
+
+CHUNK = 500
+PROBLEMS_KEPT = 20  # of each kind
+PROBLEMS_SHOWN = 10
+ROWS_SHOWN = 8
+SPOOL_BYTES = 8 << 20
+UNMET, MET = 1, 2
+DIGITS = 10**15
+CELL_MAX = 32_767  # the most characters Excel keeps in a cell
+
+Item: TypeAlias = "JobSpec | RowProblem"
+
+
+@dataclass(slots=True)
+class Column:
+    """A column and what it is taken for: payload, or a setting of the job.
+
+    `kinds` counts its cells by what they hold; blank cells are not counted.
+    """
+
+    name: str
+    kinds: Counter[str] = field(default_factory=Counter)
+    example: str | None = None
+    spaced: list[int] = field(default_factory=list)
+    n_spaced: int = 0
+    long_numbers: int = 0
+    full: int = 0
+
+    @property
+    def role(self) -> str:
+        """What the column is taken for."""
+        return "sets the job" if self.name in SETTINGS else "payload"
+
+    @property
+    def holds(self) -> str:
+        """What stands in its cells, the commonest first."""
+        parts = [f"{kind} ({n:,})" for kind, n in self.kinds.most_common()]
+        return ", ".join(parts) or "blank"
+
+    def see(self, value: Any, row: int) -> None:
+        """Counts one cell."""
+        kind = type(value)
+        if kind is str:
+            self.kinds["date" if _is_date(value) else "text"] += 1
+            if value[0].isspace() or value[-1].isspace():
+                self.n_spaced += 1
+                if len(self.spaced) < ROWS_SHOWN:
+                    self.spaced.append(row)
+            if len(value) == CELL_MAX:
+                self.full += 1
+        elif kind is bool:
+            self.kinds["true or false"] += 1
+        elif kind is int or kind is float:
+            self.kinds["number"] += 1
+            if kind is int and not -DIGITS < value < DIGITS:
+                self.long_numbers += 1
+        else:
+            self.kinds["JSON"] += 1
+        if self.example is None:
+            self.example = shorten(value, 40)
+
+    def notes(self, *, is_workbook: bool) -> Iterator[str]:
+        """What a careful reader would mention."""
+        name = repr(self.name)
+        if self.n_spaced:
+            more = ", …" if self.n_spaced > len(self.spaced) else ""
+            where = ", ".join(map(str, self.spaced))
+            cells = count(self.n_spaced, "cell")
+            yield f"{cells} of {name} with spaces around the text, kept (rows {where}{more})."
+        if is_workbook and self.long_numbers:
+            yield (
+                f"{count(self.long_numbers, 'number')} of 16 digits and more in {name}: a number"
+                " cell keeps 15. If they are ids, look whether they end in zeros."
+            )
+        if is_workbook and self.full:
+            yield (
+                f"{count(self.full, 'cell')} of {name} with {CELL_MAX:,} characters, the most a"
+                " sheet keeps: the text may have been cut."
+            )
+
+
+class Plan:
+    """What a source would put, in counts, and `put` to do exactly that.
+
+    `new` and `changed` are jobs that `put` adds or changes, `same` are there already, `gone`
+    were put from this source and their rows are no longer in it: they are kept. `rows` is
+    how many rows run, `skipped` how many do not by kind of reason, `problems` the first of
+    each kind. `columns` say what each column is taken for, `estimate` what it costs and how
+    long it takes.
+    """
+
+    def __init__(self, queue: Queue, table: Table, defaults: dict[str, Any]) -> None:
+        self.source = table.source
+        self.batch: str | None = defaults["batch"]
+        self.rows = self.new = self.changed = self.same = self.gone = 0
+        self.in_place = 0
+        self.beside = 0
+        self.gone_waiting = self.beside_waiting = 0
+        self.repeated = 0
+        self.same_by_status: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self.problems: tuple[RowProblem, ...] = ()
+        self.columns: tuple[Column, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self.new_rows: list[int] = []
+        self.changed_rows: list[int] = []
+        self.estimate = Estimate()
+        self.ends: str | None = None
+        self.money_left: float | None = None
+        self.waiting = 0
+        self._queue, self._table, self._defaults = queue, table, defaults
+        self._digests: array[int] = array("q")
+        self._earlier: dict[tuple[int, int], int] = {}
+        self._gone: array[int] = array("q")
+        self._replaced: list[int] = []  # jobs of a row's key, begun with another text
+        self._fingerprint: str | None = None
+        self._spool: Any = None
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs `put` adds or changes."""
+        return self.new + self.changed
+
+    def put(self, *, cancel_gone: bool = False) -> Added:
+        """Puts what the plan shows, and says what that did. Again, it adds nothing.
+
+        With `cancel_gone` the jobs whose rows are gone, and those that a changed row had
+        before, are cancelled where they are not finished. Raises SheetError where the source
+        is not what the plan saw; then nothing is put.
+        """
+        queue, table = self._queue, self._table
+        if table.path is not None and _fingerprint(table.path) != self._fingerprint:
+            raise SheetError(
+                f"{self.source} has changed since this plan was made, and nothing was put; look"
+                f" at a new one: q.plan({str(table.path)!r})",
+                source=self.source,
+            )
+        if table.path is None and self._spool is None:
+            for _ in self._checked():
+                pass  # rows in memory are compared to the last one before the first is put
+        added = queue._put_specs(self._checked(), self.batch, has_ids=False, earlier=self._earlier)
+        gone = self._gone.tolist()
+        queue._write(lambda store: store.leave_rows(gone))
+        _remember(queue, table)
+        if cancel_gone:
+            olds = (*gone, *self._earlier.values(), *self._replaced)
+            chosen = JobFilter(numbers=olds)  # one that took its row's new text has a row still
+            left = [job for job in queue._read(lambda s: s.jobs(chosen)) if job.row is None]
+            if left:
+                queue.cancel(*left)
+        return replace(added, gone=self.gone)
+
+    def _items(self) -> Iterable[Item]:
+        if self._spool is None:
+            return intake.specs(self._table, **self._defaults)
+        return _unspooled(self._spool)
+
+    def _checked(self) -> Iterator[Item]:
+        """The rows again, each held against the one the plan saw."""
+        seen = 0
+        for item in self._items():
+            if seen >= len(self._digests) or _digest(item) != self._digests[seen]:
+                self._refuse(item.row)
+            seen += 1
+            yield item
+        if seen < len(self._digests):
+            self._refuse(None)
+
+    def _refuse(self, row: int | None) -> None:
+        where = "it has fewer rows" if row is None else f"row {row} is another"
+        raise SheetError(
+            f"{self.source} is not what this plan saw ({where}); look at a new plan",
+            source=self.source,
+        )
+
+    # -- showing it --------------------------------------------------------------------------
+
+    @property
+    def headline(self) -> str:
+        """What `put` would do, in a line."""
+        if self.jobs:
+            parts = [("new", self.new), ("changed", self.changed)]
+            kinds = [f"{n:,} {word}" for word, n in parts if n]
+            how = f"all {kinds[0].split()[-1]}" if len(kinds) == 1 else " and ".join(kinds)
+            head = f"{count(self.jobs, 'job')} to put, {how}"
+            if self.same:
+                head = f"{count(self.jobs, 'job')} to put ({' and '.join(kinds)}), "
+                head += f"{self.same:,} the same"
+        elif self.same:
+            head = f"nothing to put: {count(self.same, 'job')} {_is(self.same)} there already"
+        else:
+            head = "nothing to put: no row can run"
+        gone = f", {self.gone:,} gone" if self.gone else ""
+        return f"{self.source}: {head}{gone}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The plan in words: what, and how it stands with that."""
+        told = [("rows", self._rows_text())]
+        if self.new and (self.same or self.changed or self.gone):
+            told.append(("new", f"{self.new:,} ({_rows(self.new_rows, self.new)})"))
+        if self.changed:
+            how = []
+            if self.in_place:
+                how.append(f"{self.in_place:,} not begun yet, changed in their place")
+            if self.beside:
+                how.append(
+                    f"{self.beside:,} begun or done: a new job each, and the earlier one stays"
+                )
+            if self.beside_waiting:
+                how.append(
+                    f"{self.beside_waiting:,} of those {_is(self.beside_waiting)} not finished"
+                    " and go on with the old text: put(cancel_gone=True) cancels them"
+                )
+            rows = _rows(self.changed_rows, self.changed)
+            told.append(("changed", f"{self.changed:,} ({rows}): {'; '.join(how)}"))
+        if self.same:
+            by = ", ".join(f"{n:,} {s.replace('_', ' ')}" for s, n in self.same_by_status.items())
+            again = ""
+            if self.same_by_status["failed"] or self.same_by_status["cancelled"]:
+                again = "; q.requeue(…) gives the failed and cancelled another chance"
+            told.append(("same", f"{self.same:,}, not put again ({by}){again}"))
+        if self.gone:
+            text = f"{self.gone:,} put earlier, their rows no longer there; they are kept"
+            if self.gone_waiting:
+                text += (
+                    f", and {self.gone_waiting:,} not finished would still run:"
+                    " put(cancel_gone=True) cancels them"
+                )
+            told.append(("gone", text))
+        told += [("cost", self._cost_text()), ("time", self._time_text())]
+        return told
+
+    def _rows_text(self) -> str:
+        text = f"{self.rows:,} {'runs' if self.rows == 1 else 'run'}"
+        if self.jobs + self.same > self.rows:
+            text += f", as {count(self.jobs + self.same, 'job')}"
+        if n := self.skipped.total():
+            kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.skipped.most_common())
+            text += f"; {n:,} {'does' if n == 1 else 'do'} not: {kinds}"
+        if self.repeated:
+            text += f"; {self.repeated:,} repeat an earlier row, a job of its own each"
+        return text
+
+    def _cost_text(self) -> str:
+        e = self.estimate
+        if e.low is None or e.high is None:
+            return f"unknown: {e.why_no_cost}"
+        text = f"${e.low:,.2f}" + (f" to ${e.high:,.2f}" if e.high > e.low else "")
+        if self.money_left is not None and e.high > self.money_left:
+            text += f"; the budget leaves ${self.money_left:,.2f} and would pause the queue"
+        return text
+
+    def _time_text(self) -> str:
+        e = self.estimate
+        if e.seconds is None:
+            return f"unknown: {e.why_no_time}"
+        if not self.jobs:
+            return "none"
+        each = f"{duration_text(e.seconds_each)} a job" if e.seconds_each else ""
+        behind = f", behind {count(self.waiting, 'job')} that wait" if self.waiting else ""
+        until = f": until {self.ends} if begun now" if self.ends else ""
+        return f"about {duration_text(e.seconds)}{until} ({each}{behind})"
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        lines += [f"  {what:<8} {clean(text)}" for what, text in self.facts()]
+        lines += [f"  {clean(note)}" for note in self.notes]
+        width = max((len(shorten(c.name, 24)) for c in self.columns), default=0)
+        if self.columns:
+            lines.append("  columns")
+        lines += [
+            f"    {shorten(c.name, 24):<{width}}  {c.role}: {c.holds}"
+            + (f", such as {c.example}" if c.example else "")
+            for c in self.columns
+        ]
+        if self.problems:
+            lines.append("  rows that do not run")
+        shown = self.problems[:PROBLEMS_SHOWN]
+        lines += [f"    row {p.row}: {clean(p.reason)}" for p in shown]
+        rest = self.skipped.total() - self.skipped["blank"] - len(shown)
+        if rest > 0:
+            lines.append(f"    and {rest:,} more")
+        if self.jobs or self.gone:
+            lines.append("  plan.put() does this; nothing has been put yet")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        notes = "".join(
+            f'<div style="{html.MUTED}">{html.escape(note)}</div>' for note in self.notes
+        )
+        parts = [
+            f'<div style="{html.TEXT}"><b>{html.escape(self.headline)}</b></div>',
+            html.table(("", ""), self.facts()),
+            notes,
+        ]
+        if self.columns:
+            rows = [(c.name, c.role, c.holds, c.example) for c in self.columns]
+            parts.append(html.table(("column", "taken for", "holds", "such as"), rows, "columns"))
+        if self.problems:
+            shown = [(p.row, p.kind, p.reason) for p in self.problems[:PROBLEMS_SHOWN]]
+            n = self.skipped.total() - self.skipped["blank"]
+            caption = "rows that do not run"
+            caption += f", {len(shown)} of {n:,}" if n > len(shown) else ""
+            parts.append(html.table(("row", "reason", ""), shown, caption))
+        if self.jobs or self.gone:
+            parts.append(
+                f'<div style="{html.MUTED}"><code>plan.put()</code> does this; nothing has been'
+                " put yet</div>"
+            )
+        return "<div>" + "".join(parts) + "</div>"
+
+
+def make(
+    queue: Queue, table: Table, defaults: dict[str, Any], *, seconds_each: float | None = None
+) -> Plan:
+    """Reads the source and compares it with the queue. Puts nothing, spends nothing."""
+    defaults = _named(queue, table, defaults)
+    plan = Plan(queue, table, defaults)
+    comparison = _Comparison(plan, queue)
+    watched = _Watched(table)
+    stands = None if table.path is None else _stamp(table.path)
+    if table.path is not None:
+        plan._fingerprint = _fingerprint(table.path)
+    spool = tempfile.SpooledTemporaryFile(SPOOL_BYTES) if table.is_once else None  # noqa: SIM115
+    jobs: list[Job] = []
+    kept: Counter[str] = Counter()
+    problems: list[RowProblem] = []
+
+    def skip(problem: RowProblem) -> None:
+        plan.skipped[problem.kind] += 1
+        if kept[problem.kind] < PROBLEMS_KEPT:
+            kept[problem.kind] += 1
+            problems.append(problem)
+
+    comparison.skip = skip
+    for item in intake.specs(watched, **defaults):
+        plan._digests.append(_digest(item))
+        if spool is not None:
+            pickle.dump(item, spool, pickle.HIGHEST_PROTOCOL)
+        if isinstance(item, RowProblem):
+            skip(item)
+            continue
+        made = queue._expand(item)
+        if isinstance(made, RowProblem):
+            skip(made)
+            continue
+        jobs += made
+        plan.rows += 1
+        plan.repeated += "#" in (item.key or "") and (item.key or "").startswith("content:")
+        if len(jobs) >= CHUNK:
+            comparison.see(jobs)
+            jobs = []
+    comparison.see(jobs)
+    comparison.end()
+    if table.path is not None and _stamp(table.path) != stands:
+        raise SheetError(
+            f"{table.source} was written while it was read; plan it again once it is saved",
+            source=table.source,
+        )
+    if spool is not None:
+        plan._spool = spool
+        weakref.finalize(plan, spool.close)
+    if watched.blank:
+        plan.skipped["blank"] = watched.blank
+    plan.problems = tuple(sorted(problems, key=lambda p: p.row))
+    plan.columns = tuple(watched.seen.values())
+    is_workbook = table.sheet is not None
+    notes = [note for column in plan.columns for note in column.notes(is_workbook=is_workbook)]
+    plan.notes = (*table.notes, *notes)
+    if spool is not None:
+        plan.notes += (
+            "The rows came from a generator: they were read now, once, and wait in a temporary"
+            " file for put().",
+        )
+    _estimate(plan, queue, comparison, seconds_each)
+    return plan
+
+
+def load(queue: Queue, table: Table, defaults: dict[str, Any]) -> Added:
+    """A plan and its `put` in one; a source that is put for the first time is read once."""
+    defaults = _named(queue, table, defaults)
+    scope = _scope(queue, defaults["batch"], table.source)
+    if scope is not None and len(scope.rows):
+        return make(queue, table, defaults).put()
+    rows = intake.specs(table, **defaults)
+    # Of a million rows the ids would take 100 MB.
+    added = queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={})
+    _remember(queue, table)
+    return added
+
+
+class _Watched:
+    """A table that counts what passes: its columns' cells, and blank rows between others."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.source, self.columns = table.source, table.columns
+        self.seen = {name: Column(name) for name in table.columns}
+        self.blank = 0
+
+    def __iter__(self) -> Iterator[Row | RowProblem]:
+        last: int | None = None
+        for item in self._table:
+            number = item.number if isinstance(item, Row) else item.row
+            if last is not None and number > last + 1:
+                self.blank += number - last - 1
+            last = number
+            if isinstance(item, Row):
+                for name, value in item.values.items():
+                    column = self.seen.get(name)
+                    if column is None:  # an object's own, first met here
+                        column = self.seen[name] = Column(name)
+                    column.see(value, number)
+            yield item
+
+
+class _Comparison:
+    """Holds the rows against the jobs of the same sheet that are there.
+
+    An edited row has a new key. Which job it had is told by its place: rows between two
+    rows that stayed are paired, in order, with the jobs between the same two. So a row
+    inserted at the top changes nothing below it.
+    """
+
+    def __init__(self, plan: Plan, queue: Queue) -> None:
+        self.skip: Callable[[RowProblem], None] = lambda _: None
+        self.lanes: Counter[Lane] = Counter()
+        self._plan, self._queue = plan, queue
+        self._now_ms = queue._clock.now_ms()
+        self._scope = _scope(queue, plan.batch, plan.source)
+        numbers = () if self._scope is None else self._scope.numbers
+        self._is_met = bytearray(max(numbers, default=0) + 1)
+        for number in numbers:
+            self._is_met[number] = UNMET
+        self._anchor = self._last_row = 0
+        self._is_in_order = True
+        # Of rows without a job of their key: row, sample, and the job of the row before them.
+        self._rows, self._samples, self._anchors = array("q"), array("q"), array("q")
+        self._lane_numbers: dict[Lane, int] = {}
+        self._lanes_of: array[int] = array("q")
+
+    def see(self, jobs: list[Job]) -> None:
+        """Compares some jobs, in the order of their rows."""
+        if not jobs:
+            return
+        known = self._known([job.key or "" for job in jobs])
+        begun = [
+            job for job in jobs if job.key in known and is_begun_otherwise(known[job.key], job)
+        ]
+        versions = self._known([versioned(job) for job in begun])
+        for job in jobs:
+            found = known.get(job.key or "")
+            if found is None:
+                self._see_new(job)
+            elif is_stranger(found, job) and found.payload_hash != job.payload_hash:
+                self.skip(_taken(job, found))
+            elif is_begun_otherwise(found, job):
+                version = versions.get(versioned(job))
+                if version is None:
+                    self._meet(found)
+                    self._changed(job, found)
+                else:
+                    self._same(version)
+            elif (
+                is_untouched(found)
+                and not is_stranger(found, job)
+                and differs(found, job, self._now_ms)
+            ):
+                self._meet(found)
+                self._changed(job, found)
+            else:
+                self._same(found)
+
+    def _known(self, keys: list[str]) -> dict[str, Job]:
+        if not keys:
+            return {}
+        found = self._queue._read(lambda s: s.by_keys(keys))
+        return {job.key or "": job for job in found}
+
+    def _same(self, found: Job) -> None:
+        self._plan.same += 1
+        self._plan.same_by_status[found.status] += 1
+        self._meet(found)
+
+    def _meet(self, found: Job) -> None:
+        if found.number < len(self._is_met) and self._is_met[found.number]:
+            self._is_met[found.number] = MET
+            self._anchor = found.number
+            row = found.row or 0
+            self._is_in_order &= row >= self._last_row
+            self._last_row = row
+
+    def _changed(self, job: Job, found: Job) -> None:
+        plan = self._plan
+        plan.changed += 1
+        _note(plan.changed_rows, job.row)
+        if is_untouched(found):
+            plan.in_place += 1
+        else:
+            plan.beside += 1
+            plan.beside_waiting += not found.is_terminal
+            plan._replaced.append(found.number)
+        self._count((job.provider, job.pinned_account))
+
+    def _see_new(self, job: Job) -> None:
+        lane = (job.provider, job.pinned_account)
+        if self._scope is None or not len(self._scope.rows):
+            self._plan.new += 1
+            _note(self._plan.new_rows, job.row)
+            self._count(lane)
+            return
+        self._rows.append(job.row or 0)
+        self._samples.append(job.sample)
+        self._anchors.append(self._anchor)
+        self._lanes_of.append(self._lane_numbers.setdefault(lane, len(self._lane_numbers)))
+
+    def _count(self, lane: Lane) -> None:
+        self.lanes[lane] += 1
+
+    def end(self) -> None:
+        """Pairs what is left on both sides, and counts it."""
+        plan, scope = self._plan, self._scope
+        if scope is None:
+            return
+        news: list[_Place] = []
+        for at, (row, anchor) in enumerate(zip(self._rows, self._anchors, strict=True)):
+            if not news or (news[-1].row, news[-1].anchor) != (row, anchor):
+                news.append(_Place(row, anchor))
+            news[-1].jobs[self._samples[at]] = at
+        olds: list[_Place] = []
+        anchor = 0
+        for at, (row, number) in enumerate(zip(scope.rows, scope.numbers, strict=True)):
+            if self._is_met[number] == MET:
+                anchor = number
+                continue
+            if not olds or (olds[-1].row, olds[-1].anchor) != (row, anchor):
+                olds.append(_Place(row, anchor))
+            olds[-1].jobs[scope.states[at] >> 2] = at
+        # A source none of whose rows is there is taken for another one, not for an edited one.
+        pairs = []
+        if MET in self._is_met:
+            pairs = _paired(olds, news, is_in_order=self._is_in_order)
+        earlier = {
+            new.jobs[sample]: old.jobs[sample]
+            for old, new in pairs
+            for sample in new.jobs.keys() & old.jobs.keys()
+        }
+        lanes = {number: lane for lane, number in self._lane_numbers.items()}
+        for at, row in enumerate(self._rows):
+            self._count(lanes[self._lanes_of[at]])
+            if at not in earlier:
+                plan.new += 1
+                _note(plan.new_rows, row)
+                continue
+            number, state = scope.numbers[earlier[at]], scope.states[earlier[at]] & 3
+            self._is_met[number] = MET
+            plan._earlier[row, self._samples[at]] = number
+            plan.changed += 1
+            _note(plan.changed_rows, row)
+            plan.in_place += state == 0
+            plan.beside += state > 0
+            plan.beside_waiting += state == 1
+        for number, state in zip(scope.numbers, scope.states, strict=True):
+            if self._is_met[number] == UNMET:
+                plan.gone += 1
+                plan.gone_waiting += state & 3 < 2
+                plan._gone.append(number)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A row that has no counterpart: behind which job, and where each of its samples is."""
+
+    row: int
+    anchor: int
+    jobs: dict[int, int] = field(default_factory=dict)
+
+
+def _paired(
+    olds: list[_Place], news: list[_Place], *, is_in_order: bool
+) -> list[tuple[_Place, _Place]]:
+    """Rows as they were and as they are, by their gap.
+
+    In a sheet that was sorted too gaps say little: there as many as are left on either
+    side are paired in order.
+    """
+    gaps: dict[int, list[_Place]] = {}
+    for old in reversed(olds):
+        gaps.setdefault(old.anchor, []).append(old)
+    pairs: list[tuple[_Place, _Place]] = []
+    left: list[_Place] = []
+    for new in news:
+        gap = gaps.get(new.anchor)
+        if gap and gap[-1].jobs.keys() & new.jobs.keys():
+            pairs.append((gap.pop(), new))
+        else:
+            left.append(new)
+    rest = sorted((old for gap in gaps.values() for old in gap), key=lambda old: old.row)
+    if not is_in_order and len(rest) == len(left):
+        pairs += zip(rest, left, strict=True)
+    return pairs
+
+
+def _scope(queue: Queue, batch: str | None, source: str) -> SheetJobs | None:
+    """The jobs this source was put as before; None for rows in memory without a batch."""
+    if batch is None:
+        return None
+    return queue._read(lambda store: store.sheet_jobs(batch, source))
+
+
+def _named(queue: Queue, table: Table, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Names the source so that another file of the same name is not taken for it.
+
+    And the batch after it, unless the user has.
+    """
+    if table.path is not None:
+        known = queue._read(lambda store: store.setting(SOURCES, {}))
+        mine = _place(queue, table)
+        name = next((name for name, place in known.items() if place == mine), None)
+        if name is None:
+            name = table.source
+            if known.get(name, mine) != mine:
+                name = f"{table.path.absolute().parent.name}/{name}"
+            n = 1
+            while known.get(name, mine) != mine:
+                n += 1
+                name = f"{table.source} ({n})"
+        table.source = name
+        return {**defaults, "batch": defaults["batch"] or name}
+    return defaults
+
+
+SOURCES = "sources"
+
+
+def _place(queue: Queue, table: Table) -> list[str | None]:
+    assert table.path is not None
+    path = table.path.absolute()
+    with suppress(ValueError):  # on another drive
+        path = Path(os.path.relpath(path, queue.path.parent))
+    return [path.as_posix(), table.sheet]
+
+
+def _remember(queue: Queue, table: Table) -> None:
+    if table.path is None:
+        return
+    mine = _place(queue, table)
+    known = queue._read(lambda store: store.setting(SOURCES, {}))
+    if known.get(table.source) != mine:
+        kept = {**known, table.source: mine}
+        queue._write(lambda store: store.set_setting(SOURCES, kept))
+
+
+def _estimate(
+    plan: Plan, queue: Queue, comparison: _Comparison, seconds_each: float | None
+) -> None:
+    """What it costs and when it ends, by accounts, prices and the pace so far."""
+    now_ms = queue._clock.now_ms()
+    accounts = queue._read(lambda s: s.accounts())
+    pace = queue._read(lambda s: s.pace())
+    counts = queue.stats()
+    plan.waiting = max(0, counts["queued"] + counts["running"] - plan.in_place)
+    plan.estimate = estimate(
+        comparison.lanes, accounts, pace, waiting=plan.waiting, seconds_each=seconds_each
+    )
+    if plan.estimate.seconds is not None:
+        plan.ends = local_text(now_ms + round(plan.estimate.seconds * 1000), now_ms)
+    if queue.budget is not None:
+        money = queue._read(lambda s: s.money(now_ms))
+        used = sum(spent + reserved for spent, reserved, _ in money.values()) / 1e6
+        plan.money_left = max(0.0, queue.budget - used)
+
+
+def _fingerprint(path: Path) -> str:
+    """A hash of all that is read of a file, or of a folder of texts."""
+    from .intake.text import texts_in
+
+    whole = hashlib.sha256()
+    try:
+        for file in texts_in(path) if path.is_dir() else [path]:
+            with file.open("rb") as opened:
+                whole.update(hashlib.file_digest(opened, "sha256").digest())
+            whole.update(os.fsencode(file.name) + b"\0")
+    except OSError as error:
+        raise SheetError(f"{path} cannot be read: {error.strerror or error}") from error
+    return whole.hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise SheetError(f"{path} cannot be read: {error.strerror or error}") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _digest(item: Item) -> int:
+    """64 bits of a row, the same for the same row in one process."""
+    if isinstance(item, RowProblem):
+        return hash((item.row, item.reason))
+    is_content = (item.key or "").startswith("content:")  # then the key is a hash of it already
+    payload = None if is_content else codec.content_hash(item.payload)
+    return hash(
+        (
+            *(item.key, payload, item.row, item.priority, item.samples),
+            *(item.seed, item.provider, item.account, item.max_attempts, item.timeout_ms),
+            *(item.not_before_ms, item.expires_ms),
+        )
+    )
+
+
+def _unspooled(spool: Any) -> Iterator[Item]:
+    spool.seek(0)
+    with suppress(EOFError):
+        while True:
+            item: Item = pickle.load(spool)
+            yield item
+
+
+def _taken(job: Job, found: Job) -> RowProblem:
+    reason = (
+        f"its key {job.key!r} is that of job {found.number} ({found.source or 'put by hand'}),"
+        " which holds something else; give it another"
+    )
+    return RowProblem(job.row or 0, reason, job.source, "duplicate key")
+
+
+def _is_date(text: str) -> bool:
+    return 10 <= len(text) <= 32 and text[4] == "-" == text[7] and text[:4].isdecimal()
+
+
+def _note(rows: list[int], row: int | None) -> None:
+    if row is not None and len(rows) < ROWS_SHOWN and row not in rows:
+        rows.append(row)
+
+
+def _rows(rows: list[int], n: int) -> str:
+    word = "row" if n == 1 else "rows"
+    return f"{word} {', '.join(map(str, rows))}" + (", …" if n > len(rows) else "")
+
+
+def _is(n: int) -> str:
+    return "is" if n == 1 else "are"
