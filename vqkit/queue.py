@@ -7,7 +7,7 @@ import secrets as random_secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -44,10 +44,12 @@ from .steps import RENDER, handle_of
 from .store.base import JobFilter
 from .store.files import companion, unsafe_place
 from .store.sqlite import SqliteStore
+from .store.sums import Ends, costs, timeline, tries
 from .store.thread import StoreThread
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 __all__ = ["Queue"]
 
@@ -660,6 +662,61 @@ class Queue:
         failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
         failed = tuple(_failure(job) for job in failures)
         return Summary(counts, 0.0, failed, doubts=self._doubts(counts)).check()
+
+    # -- pictures of it ------------------------------------------------------------------------
+
+    def plot_throughput(
+        self,
+        *,
+        since: datetime | str | float | None = None,
+        ax: Axes | None = None,
+        tz: tzinfo | None = None,
+    ) -> Axes:
+        """Draws how many jobs ended per minute, by how they ended; returns the Axes.
+
+        All `plot_…` methods draw into `ax`, or make a figure that the notebook shows where
+        the Axes are a cell's last value; ``ax.figure.savefig("plot.pdf")`` keeps it. `since`
+        leaves out what was before. Times are local ones, or those of `tz`.
+        """
+        from .notebook import plots
+
+        ends = Ends(_moment("since", since) or 0)
+        while self._read(ends.follow):
+            pass
+        now = self.snapshot()
+        is_working = now.counts["running"] > 0 and any(r.is_alive for r in now.runners)
+        return plots.throughput(ends, now.at_ms if is_working else None, ax, tz)
+
+    def plot_attempts(self, *, ax: Axes | None = None) -> Axes:
+        """Draws how many tries ended jobs took, crashes included; returns the Axes."""
+        from .notebook import plots
+
+        return plots.attempts(self._read(tries), ax)
+
+    def plot_timeline(
+        self,
+        *,
+        since: datetime | str | float | None = None,
+        ax: Axes | None = None,
+        tz: tzinfo | None = None,
+    ) -> Axes:
+        """Draws who ran what when, in a lane per account slot, and waits between tries.
+
+        Bars carry job numbers ("17·2" is the second try of job 17) where there is room. Of
+        more than 2,000 attempts it draws how many slots were at work. Returns the Axes.
+        """
+        from .notebook import plots
+
+        now, since_ms = self.snapshot(), _moment("since", since) or 0
+        seen = self._read(lambda s: timeline(s, now.at_ms, since_ms))
+        return plots.timeline(seen, now, ax, tz)
+
+    def plot_costs(self, *, ax: Axes | None = None, tz: tzinfo | None = None) -> Axes:
+        """Draws what each account has spent over time, with the budgets; returns the Axes."""
+        from .notebook import plots
+
+        now = self.snapshot()
+        return plots.costs(self._read(lambda s: costs(s, now.at_ms)), now, self.budget, ax, tz)
 
     # -- changing one's mind -------------------------------------------------------------------
 
