@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets as random_secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
@@ -31,6 +31,7 @@ from .job import (
     content_key,
 )
 from .liveness import is_alive
+from .notebook.gallery import ShownJob
 from .outputs import OutputFolder
 from .providers.base import Provider
 from .providers.function import function_provider
@@ -44,12 +45,16 @@ from .steps import RENDER, handle_of
 from .store.base import JobFilter
 from .store.files import companion, unsafe_place
 from .store.sqlite import SqliteStore
-from .store.sums import Ends, costs, timeline, tries
+from .store.sums import Ends, costs, newest_completed, timeline, tries, with_prompts
 from .store.thread import StoreThread
+from .words import what as what_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from .notebook.clips import Clip
+    from .notebook.gallery import Comparison, Details, Gallery
 
 __all__ = ["Queue"]
 
@@ -555,7 +560,7 @@ class Queue:
     def job(self, which: Which) -> Job:
         """One job, by number, id, or an older view of it. Raises UnknownName."""
         wanted = which.number if isinstance(which, Job) else which
-        return self._read(lambda s: s.job(wanted))
+        return ShownJob.of(self._read(lambda s: s.job(wanted)), self._tell)
 
     def jobs(
         self,
@@ -574,7 +579,8 @@ class Queue:
             newest=newest is not None,
         )
         found = self._read(lambda s: s.jobs(chosen))
-        return found if newest is None else found[::-1]
+        shown = [ShownJob.of(job, self._tell) for job in found]
+        return shown if newest is None else shown[::-1]
 
     def iter_jobs(self) -> Iterator[Job]:
         """All jobs, read a page at a time, so that a million need no memory."""
@@ -717,6 +723,71 @@ class Queue:
 
         now = self.snapshot()
         return plots.costs(self._read(lambda s: costs(s, now.at_ms)), now, self.budget, ax, tz)
+
+    def gallery(self, *, batch: str | None = None, page: int = 1, embed: bool = False) -> Gallery:
+        """The finished clips with their prompts, playing in the notebook, newest first.
+
+        A page holds 48. Files are played from where they are; the notebook keeps a small
+        picture of each, and the whole of small ones. `embed` keeps whole files up to 48 MB
+        in all, for a notebook that travels alone.
+        """
+        from .notebook.gallery import PAGE, Gallery
+
+        def read(page: int) -> tuple[list[Clip], int]:
+            offset = (page - 1) * PAGE
+            numbers, total = self._read(lambda s: newest_completed(s, batch, PAGE, offset))
+            return self._clips(numbers), total
+
+        return Gallery(read, self._thumbs, page=_whole("page", page, 1, 2**31), embed=embed)
+
+    def compare(self, what: str | Sequence[str | Which], *, batch: str | None = None) -> Comparison:
+        """Clips side by side: a column for each prompt (or job number), a row for each sample.
+
+        With one prompt its samples stand beside each other. Jobs that are not completed say
+        how they stand. Raises UsageError for a prompt that no job has.
+        """
+        from .notebook.gallery import Comparison
+
+        wanted = [what] if isinstance(what, str) else list(what)
+        prompts = [one for one in wanted if isinstance(one, str)]
+        found = self._read(lambda s: with_prompts(s, prompts, batch))
+        if lost := [prompt for prompt, numbers in found.items() if not numbers]:
+            raise UsageError(f"no job has the prompt {lost[0]!r}; q.to_frame() lists them")
+        if len(wanted) == 1 and prompts:
+            columns = [(f"sample {c.job.sample + 1}", [c]) for c in self._clips(found[prompts[0]])]
+            return Comparison(columns, self._thumbs)
+        columns = []
+        for one in wanted:
+            numbers = found[one] if isinstance(one, str) else [self.job(one).number]
+            clips = self._clips(numbers[:PUT_CHUNK])
+            columns.append((one if isinstance(one, str) else what_of(clips[0].job), clips))
+        return Comparison(columns, self._thumbs)
+
+    @property
+    def _thumbs(self) -> Path:
+        return self.outputs_folder / ".thumbs"
+
+    def _clips(self, numbers: Sequence[int]) -> list[Clip]:
+        """Jobs with their current files, in this order."""
+        from .notebook.clips import Clip
+
+        jobs = {j.number: j for j in self._read(lambda s: s.jobs(JobFilter(numbers=(*numbers,))))}
+        files = {n: self._current_outputs(n) for n in numbers if n in jobs}
+        return [
+            Clip(jobs[n], tuple((self._files.resolve(o.path), o) for o in files[n]))
+            for n in numbers
+            if n in jobs
+        ]
+
+    def _tell(self, number: int) -> Details | None:
+        """What a notebook shows of a job; None once the queue is closed or the job pruned."""
+        from .notebook.gallery import Details
+
+        if self._is_closed or not (clips := self._clips([number])):
+            return None
+        attempts = self._read(lambda s: s.attempts(number))
+        events = self._read(lambda s: s.events(0, number, limit=10_000))
+        return Details(clips[0], attempts, events, self._thumbs)
 
     # -- changing one's mind -------------------------------------------------------------------
 

@@ -196,7 +196,9 @@ class _Chart:
         assert figure is not None
         room = figure.get_size_inches()[0] * self.ax.get_position().width * 18  # characters
         for n in range(len(labels), 1, -1):
-            widths = [max(map(len, labels[i :: -(-len(labels) // n)])) + 6 for i in range(n)]
+            rows = -(-len(labels) // n)
+            columns = [labels[i : i + rows] for i in range(0, len(labels), rows)]
+            widths = [max(map(len, column)) + 6 for column in columns]
             if sum(widths) <= room:
                 return n
         return 1

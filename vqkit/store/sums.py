@@ -1,4 +1,4 @@
-"""What charts are drawn from: sums that SQL makes, so that a million attempts stay a few bins.
+"""What charts and galleries show: sums and choices that SQL makes, so that a million rows stay few.
 
 All SQL of vqkit stands in this package; what only reads and only charts need stands here.
 """
@@ -6,13 +6,25 @@ All SQL of vqkit stands in this package; what only reads and only charts need st
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from .. import codec
 from ..job import Attempt
 from .sqlite import SqliteStore
 
-__all__ = ["Busy", "Costs", "Ends", "Timeline", "costs", "timeline", "tries"]
+__all__ = [
+    "Busy",
+    "Costs",
+    "Ends",
+    "Timeline",
+    "costs",
+    "newest_completed",
+    "timeline",
+    "tries",
+    "with_prompts",
+]
 
 BINS_MAX = 90
 BINS_MIN = 12  # fewer look like a wall
@@ -243,3 +255,33 @@ def costs(store: SqliteStore, now_ms: int) -> Costs:
         {name: max(0, ever[name] - sum(bins)) / 1e6 for name, bins in spent.items()},
         {name: m[1] / 1e6 for name, m in money.items() if m[1]},
     )
+
+
+def newest_completed(
+    store: SqliteStore, batch: str | None, limit: int, offset: int
+) -> tuple[list[int], int]:
+    """So many completed jobs by number, the newest first, and how many there are in all."""
+    where = "status = 'completed' AND (? IS NULL OR batch = ?)"
+    total = store.query(f"SELECT count(*) FROM jobs WHERE {where}", (batch, batch))[0][0]
+    found = store.query(
+        f"SELECT number FROM jobs WHERE {where} ORDER BY finished_ms DESC, number DESC"
+        " LIMIT ? OFFSET ?",
+        (batch, batch, limit, offset),
+    )
+    return [row[0] for row in found], total
+
+
+def with_prompts(
+    store: SqliteStore, prompts: Sequence[str], batch: str | None
+) -> dict[str, list[int]]:
+    """The jobs of each prompt by number, in the order of their samples."""
+    found = store.query(
+        "SELECT json_extract(payload, '$.prompt') AS prompt, number FROM jobs"
+        " WHERE prompt IN (SELECT value FROM json_each(?)) AND (? IS NULL OR batch = ?)"
+        " ORDER BY sample, number",
+        (codec.dumps(list(prompts)), batch, batch),
+    )
+    numbers: dict[str, list[int]] = {prompt: [] for prompt in prompts}
+    for prompt, number in found:
+        numbers[prompt].append(number)
+    return numbers
