@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from .notebook.clips import Clip
     from .notebook.gallery import Comparison, Details, Gallery
+    from .notebook.progress import Notify, Progress
 
 __all__ = ["Queue"]
 
@@ -570,7 +571,7 @@ class Queue:
         account: str | None = None,
         newest: int | None = None,
     ) -> list[Job]:
-        """The jobs that match, in the order they were put; with `newest` so many, newest first."""
+        """The jobs that match, in the order they were put; with `newest` only so many last ones."""
         chosen = JobFilter(
             status=_statuses(status),
             batch=batch,
@@ -788,6 +789,18 @@ class Queue:
         attempts = self._read(lambda s: s.attempts(number))
         events = self._read(lambda s: s.events(0, number, limit=10_000))
         return Details(clips[0], attempts, events, self._thumbs)
+
+    def progress(self, *, wait: bool | None = None, notify: Notify = False) -> Progress:
+        """One line that follows the queue until nothing is left to do.
+
+        In a notebook it returns at once and follows in the background; elsewhere it waits,
+        and an interrupt ends the line, not the work. `wait` overrides that. With `notify`
+        True the browser tells when it is over, if the user allows it and the page is on
+        https or localhost; a terminal rings. A function is called with the last snapshot.
+        """
+        from .notebook.progress import follow
+
+        return follow(self.snapshot, wait=wait, notify=notify)
 
     # -- changing one's mind -------------------------------------------------------------------
 
@@ -1019,6 +1032,20 @@ class Queue:
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._is_closed
+
+    def __dir__(self) -> list[str]:
+        """What a user needs, and nothing else, for tab completion."""
+        return sorted(name for name in (*vars(Queue), *vars(self)) if not name.startswith("_"))
+
+    def __rich__(self) -> Any:
+        from .notebook.terminal import picture
+
+        return repr(self) if self._is_closed else picture(self.snapshot(), 80)
 
     def __repr__(self) -> str:
         if self._is_closed:
