@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from vqkit import GiveUp, Queue
 from vqkit.job import Attempt
-from vqkit.notebook import charts
+from vqkit.notebook import charts, lanes, money
 from vqkit.store.sqlite import SqliteStore
 from vqkit.store.sums import BINS_MAX, TIMELINE_MAX, Ends, costs, timeline, tries
 from vqkit.testing import drain
@@ -141,7 +141,7 @@ def test_the_bars_are_the_counts_and_an_update_moves_the_same_artists() -> None:
     assert drawn["completed"] == [4, 2, 3, 1]
     assert drawn["failed"] == drawn["cancelled"] == [0, 0, 0, 0]
     assert ax.get_ylabel() == "ended per min"
-    assert ax.alt == "what ended when, in steps of min: 10 completed"
+    assert ax.alt == "what ended when, per min: 10 completed"
     chart.update([], {})
     assert ax.get_legend() is None
 
@@ -241,7 +241,7 @@ def test_two_attempts_at_once_never_share_a_lane(spans: list[tuple[int, int, str
         (tried(i, s, s + d, "completed", a) for i, (s, d, a) in enumerate(spans)),
         key=lambda a: a.started_ms,
     )
-    slots = charts.assign_slots(attempts, NOON_MS)
+    slots = lanes.assign_slots(attempts, NOON_MS)
     for i, (x, slot) in enumerate(zip(attempts, slots, strict=True)):
         beside = [
             y
@@ -266,7 +266,7 @@ def test_the_timeline_shows_lanes_waits_and_what_failed_for_good() -> None:
     ]
     ax = charts.new_axes()
     now_ms = NOON_MS + 20_000
-    chart = charts.draw_timeline(
+    chart = lanes.draw_timeline(
         ax, attempts, capacity={"a": 3, "b": 1, "idle": 2}, now_ms=now_ms, failed=[2], tz=UTC
     )
     bars = {name: len(made.get_paths()) for name, made in chart._bars.items()}
@@ -281,7 +281,7 @@ def test_the_timeline_shows_lanes_waits_and_what_failed_for_good() -> None:
     assert round(max(running) * 86_400_000) == now_ms
     assert {t.get_text() for t in chart._labels if t.get_visible()} == {"1", "2", "2·2", "3"}
     assert ax.alt == (
-        "4 tries on 2 accounts: 1 completed, 2 failed, 1 running; 1 waits between tries"
+        "4 attempts on 2 accounts: 1 completed, 2 failed, 1 running; 1 wait between tries"
     )
     before = artists(ax)
     chart.update(attempts[:1], capacity={"a": 1}, now_ms=now_ms)
@@ -323,6 +323,24 @@ def test_too_many_attempts_become_slots_at_work_and_no_second_is_lost(
     assert drawn_there == pytest.approx(at_work)
 
 
+def test_a_clock_that_was_set_back_breaks_no_chart(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = tried(2, 5, -900, "completed")._replace(cost_microusd=10)
+    add_attempts(store, [tried(1, 0, 10, "completed"), back, tried(3, 6, None, None)])
+    seen = timeline(store, NOON_MS + 20_000)
+    chart = lanes.draw_timeline(
+        charts.new_axes(), seen.attempts, capacity={}, now_ms=NOON_MS + 20_000, tz=UTC
+    )
+    assert len(chart._bars["completed"].get_paths()) == 2
+    assert sum(costs(store, NOON_MS).spent["a"]) == pytest.approx(0.00001)
+    monkeypatch.setattr("vqkit.store.sums.TIMELINE_MAX", 1)
+    busy = timeline(store, NOON_MS + 20_000).busy
+    assert busy is not None
+    width_s = (busy.edges_ms[1] - busy.edges_ms[0]) / 1000
+    assert sum(busy.slots["a"][None]) * width_s == pytest.approx(14, abs=0.1)
+
+
 def test_a_hundred_thousand_attempts_are_a_bounded_number_of_artists(tmp_path: Path) -> None:
     with Queue(tmp_path / "q.db") as q:
         q.accounts.add("a", provider="p", capacity=4)
@@ -333,7 +351,7 @@ def test_a_hundred_thousand_attempts_are_a_bounded_number_of_artists(tmp_path: P
         store.close()
         axes = q.plot_timeline(tz=UTC), q.plot_throughput(tz=UTC)
         assert [artists(ax) < 60 for ax in axes] == [True, True]
-        assert "100,000 tries" in repr(axes[0])
+        assert "100,000 attempts" in repr(axes[0])
         assert "100,000 completed" in repr(axes[1])
     assert n > TIMELINE_MAX
 
@@ -359,7 +377,7 @@ def test_costs_add_up_to_what_was_spent_pruned_attempts_included(store: SqliteSt
     assert seen.before == {"a": 1.0, "b": 0.0}
     assert seen.reserved == {"b": 0.5}
     ax = charts.new_axes()
-    chart = charts.draw_costs(
+    chart = money.draw_costs(
         ax,
         seen.edges_ms,
         seen.spent,
@@ -383,7 +401,7 @@ def test_many_accounts_are_told_apart_the_small_ones_together() -> None:
     ax = charts.new_axes()
     edges = [NOON_MS, NOON_MS + 1000]
     spent = {f"account {i:02}": [float(i)] for i in range(20)}
-    chart = charts.draw_costs(ax, edges, spent, tz=UTC)
+    chart = money.draw_costs(ax, edges, spent, tz=UTC)
     assert len(chart._lines) == 9
     assert chart._lines["13 others"].get_ydata()[-1] == sum(range(13))
     assert chart._lines["all accounts"].get_ydata()[-1] == sum(range(20))
@@ -416,7 +434,7 @@ def test_charts_of_a_real_run_and_into_axes_of_ones_own(q: Queue) -> None:
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["completed 4", "failed 1"]
     assert "5 ended jobs by tries: 5 after 1" in repr(q.plot_attempts())
     timeline_ax = q.plot_timeline()
-    assert "5 tries on 1 account: 4 completed, 1 failed" in repr(timeline_ax)
+    assert "5 attempts on 1 account: 4 completed, 1 failed" in repr(timeline_ax)
     charts.png(timeline_ax.figure, dpi=60)  # a warning would be an error
     assert q.plot_throughput(since=4_000_000_000).get_legend() is None
 

@@ -34,13 +34,12 @@ def q(tmp_path: Path) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def shell(q: Queue, tmp_path: Path) -> Iterator[InteractiveShell]:
+def shell(q: Queue, tmp_path: Path) -> InteractiveShell:
     quiet = Config({"HistoryManager": {"enabled": False}})
     shell = InteractiveShell(config=quiet, ipython_dir=str(tmp_path / "ipython"))
     vqkit.load_ipython_extension(shell)
     shell.user_ns["q"] = q
-    yield shell
-    shell.atexit_operations()
+    return shell
 
 
 def standing(queued: int = 0, running: int = 0, completed: int = 0, *, alive: bool = True) -> Any:

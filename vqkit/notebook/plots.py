@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from . import charts
+from . import charts, lanes, money
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def timeline(seen: Timeline, now: Snapshot, ax: Axes | None, tz: tzinfo | None) 
     capacity = {a.name: a.capacity for a in now.accounts}
     if seen.busy is None:
         ax = charts.new_axes(height=_height(seen, capacity)) if ax is None else ax
-        charts.draw_timeline(
+        lanes.draw_timeline(
             ax,
             seen.attempts,
             capacity=capacity,
@@ -49,9 +49,9 @@ def timeline(seen: Timeline, now: Snapshot, ax: Axes | None, tz: tzinfo | None) 
         )
         return ax
     busy = {name: _grouped(slots) for name, slots in seen.busy.slots.items()}
-    rows = min(len(busy), charts.ACCOUNTS_SHOWN)
+    rows = min(len(busy), charts.FEW)
     ax = charts.new_axes(height=1.2 + 0.7 * rows) if ax is None else ax
-    charts.draw_busy(
+    lanes.draw_busy(
         ax, seen.busy.edges_ms, busy, capacity=capacity, n_attempts=seen.n_attempts, tz=tz
     )
     return ax
@@ -63,7 +63,7 @@ def costs(
     """What each account has spent over time, and its budget."""
     ax = charts.new_axes() if ax is None else ax
     budgets = {a.name: a.budget for a in now.accounts if a.budget is not None}
-    charts.draw_costs(
+    money.draw_costs(
         ax,
         seen.edges_ms,
         seen.spent,
@@ -78,15 +78,15 @@ def costs(
 
 def _height(seen: Timeline, capacity: Mapping[str, int]) -> float:
     """Inches that give each lane room, within reason."""
-    lanes = sum(min(capacity.get(name, 1), 64) for name in {a.account for a in seen.attempts})
-    return min(1.4 + 0.24 * max(lanes, 4), 9.0)
+    n = sum(min(capacity.get(name, 1), 64) for name in {a.account for a in seen.attempts})
+    return min(1.4 + 0.24 * max(n, 4), 9.0)
 
 
 def _grouped(slots: Mapping[str | None, Sequence[float]]) -> dict[str, list[float]]:
     """Sums over the outcomes that a chart tells as one."""
     table: dict[str, list[float]] = {}
     for outcome, values in slots.items():
-        group = charts.group_of(outcome)
+        group = lanes.group_of(outcome)
         was = table.get(group, [0.0] * len(values))
         table[group] = [a + b for a, b in zip(was, values, strict=True)]
     return table

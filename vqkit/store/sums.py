@@ -163,15 +163,17 @@ def timeline(store: SqliteStore, now_ms: int, since_ms: int = 0) -> Timeline:
             (now_ms, since_ms),
         )
         attempts = tuple(Attempt(*row) for row in rows)
-        failed = {a.job for a in attempts} & {
-            row[0] for row in store.query("SELECT number FROM jobs WHERE status = 'failed'")
-        }
+        failed = store.query(
+            "SELECT number FROM jobs WHERE status = 'failed'"
+            " AND number IN (SELECT value FROM json_each(?))",
+            (codec.dumps(sorted({a.job for a in attempts})),),
+        )
         parked = store.query(
             "SELECT json_extract(data, '$.name'), at_ms FROM events"
             " WHERE type = 'account.parked' AND at_ms >= ? ORDER BY id DESC LIMIT 200",
             (since_ms,),
         )
-    return Timeline(n, attempts, failed=frozenset(failed), parked=tuple(parked))
+    return Timeline(n, attempts, failed=frozenset(row[0] for row in failed), parked=tuple(parked))
 
 
 def _busy(store: SqliteStore, now_ms: int, since_ms: int) -> Busy:
@@ -191,14 +193,14 @@ def _busy(store: SqliteStore, now_ms: int, since_ms: int) -> Busy:
     steps: dict[tuple[str, str | None], list[list[int]]] = defaultdict(
         lambda: [[0, 0] for _ in range(n + 1)]
     )
-    for sign, moment in ((1, "max(started_ms, ?)"), (-1, "coalesce(finished_ms, ?)")):
+    # Never before the first start: a clock that was set back can end what has not begun.
+    for sign, moment in ((1, "started_ms"), (-1, "coalesce(finished_ms, ?)")):
+        since = f"(max({moment}, ?) - ?)"
+        given = (first, first) if sign > 0 else (now_ms, first, first)
         found = store.query(
-            f"SELECT account, outcome, ({moment} - ?) / ?, count(*), sum({moment} - ?)"
-            " FROM attempts WHERE coalesce(finished_ms, ?) >= ? GROUP BY 1, 2, 3",
-            (
-                *(first if sign > 0 else now_ms, first, width),
-                *(first if sign > 0 else now_ms, first, now_ms, since_ms),
-            ),
+            f"SELECT account, outcome, {since} / ?, count(*), sum({since}) FROM attempts"
+            " WHERE coalesce(finished_ms, ?) >= ? GROUP BY 1, 2, 3",
+            (*given, width, *given, now_ms, since_ms),
         )
         for account, outcome, i, count, total in found:
             cell = steps[account, outcome][min(i, n)]
@@ -247,7 +249,7 @@ def costs(store: SqliteStore, now_ms: int) -> Costs:
         )
     spent: dict[str, list[int]] = {name: [0] * n for name, m in money.items() if any(m[:2])}
     for account, i, cost in found:
-        spent.setdefault(account, [0] * n)[min(i, n - 1)] += cost
+        spent.setdefault(account, [0] * n)[min(max(i, 0), n - 1)] += cost
     ever = {name: money[name][0] if name in money else sum(spent[name]) for name in spent}
     return Costs(
         [first + i * width for i in range(n + 1)],
