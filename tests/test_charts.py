@@ -407,6 +407,19 @@ def test_many_accounts_are_told_apart_the_small_ones_together() -> None:
     assert chart._lines["all accounts"].get_ydata()[-1] == sum(range(20))
 
 
+def test_a_legend_of_any_length_stays_within_the_figure_and_a_title_above_it() -> None:
+    edges = [NOON_MS, NOON_MS + 1000]
+    spent = {f"an account with a long name {i}": [float(i)] for i in range(1, 7)}
+    ax = charts.new_axes()
+    money.draw_costs(ax, edges, spent, budgets={next(iter(spent)): 30.0}, budget=100.0, tz=UTC)
+    title = ax.set_title("What it cost")
+    _drawn(ax)
+    legend, whole = ax.get_legend().get_window_extent(), ax.figure.bbox
+    assert legend.x1 <= whole.x1
+    assert title.get_window_extent().y0 >= legend.y1 - 1
+    assert ax.get_position().width > 0.6
+
+
 # -- as a user calls them ------------------------------------------------------------------------
 
 

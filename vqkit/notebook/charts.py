@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +84,12 @@ class ChartAxes(Axes):
     """
 
     alt: str = ""
+    legend_rows: int = 0
+
+    def set_title(self, label: str, *args: Any, **options: Any) -> Text:
+        """As usual, above the legend."""
+        options.setdefault("pad", 6 + 16 * self.legend_rows)
+        return super().set_title(label, *args, **options)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         figure = self.get_figure(root=True)
@@ -156,12 +163,15 @@ class Chart:
             old.remove()
         if entries:
             handles, labels = zip(*entries, strict=True)
+            ncols = self._ncols(labels)
+            if isinstance(self.ax, ChartAxes):
+                self.ax.legend_rows = -(-len(labels) // ncols)
             legend = self.ax.legend(
                 handles,
                 labels,
                 loc="lower left",
                 bbox_to_anchor=(0, 1.0),
-                ncols=self._ncols(labels),
+                ncols=ncols,
                 frameon=False,
                 fontsize=9,
                 labelcolor=INK,
@@ -177,9 +187,9 @@ class Chart:
         assert figure is not None
         room = figure.get_size_inches()[0] * self.ax.get_position().width * 14  # characters
         for n in range(len(labels), 1, -1):
-            rows = -(-len(labels) // n)
-            columns = [labels[i : i + rows] for i in range(0, len(labels), rows)]
-            widths = [max(map(len, column)) + 6 for column in columns]
+            rows, longer = divmod(len(labels), n)  # the first columns are the longer ones
+            starts = accumulate((rows + (i < longer) for i in range(n)), initial=0)
+            widths = [max(map(len, labels[a:b])) + 6 for a, b in pairwise(starts)]
             if sum(widths) <= room:
                 return n
         return 1
