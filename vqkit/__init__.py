@@ -47,5 +47,13 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{_LATER[name]}", __name__), name)
 
 
+def load_ipython_extension(ipython: Any) -> None:
+    """``%load_ext vqkit``: the magics ``%vq`` and ``%%vq_handler``."""
+    from .notebook.magics import VqMagics
+    from .queue import Queue
+
+    ipython.register_magics(VqMagics(ipython, Queue))
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)

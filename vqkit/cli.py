@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -34,6 +34,7 @@ from .clock import SystemClock, iso, local_text
 from .errors import NotAQueue, PumpError, UsageError, VqkitError
 from .job import STATUSES, Added, Event, Job
 from .liveness import is_alive
+from .notebook.terminal import headline, picture
 from .queue import Queue
 from .run import Run, Summary
 from .snapshot import Snapshot, duration_text, take
@@ -51,10 +52,9 @@ GRACE_S = 30.0  # how long work in flight may go on after the first Ctrl-C
 LOOK_S = 0.2
 LINE_S = 2.0  # at most one line of progress in this time where there is no terminal
 FOLLOW_S = 0.3
-PROBLEMS_SHOWN, FAILURES_SHOWN, FILES_SHOWN, ACCOUNTS_SHOWN = 10, 10, 20, 12
+PROBLEMS_SHOWN, FAILURES_SHOWN, FILES_SHOWN = 10, 10, 20
 EVENTS_SHOWN = JOBS_SHOWN = 50
 PAGE = 1000
-SIGNS = {"completed": "█", "failed": "x", "running": "▒", "in_doubt": "?", "cancelled": "-"}
 
 
 class _Failed(click.ClickException):
@@ -425,10 +425,10 @@ class _Screen:
         """How it stands now."""
         live = self._live
         if live is not None:
-            picture = _picture(snapshot, self._console.width, note)
-            self._out(lambda: live.update(picture, refresh=True))
+            drawn = picture(snapshot, self._console.width, note)
+            self._out(lambda: live.update(drawn, refresh=True))
             return
-        words = ", ".join(filter(None, (_headline(snapshot), note, *snapshot.notes)))
+        words = ", ".join(filter(None, (headline(snapshot), note, *snapshot.notes)))
         # Of what changes without news, the time left, nothing is said.
         facts = str((snapshot.counts, note, snapshot.notes))
         last, at_s = self._said
@@ -464,7 +464,7 @@ def status(db: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(snapshot.to_dict()))
         return
     console = _console()
-    console.print(_picture(snapshot, console.width, ""))
+    console.print(picture(snapshot, console.width, ""))
     for runner in snapshot.runners:
         state = f"is at work ({runner.state})" if runner.is_alive else "is gone"
         console.print(Text(f"process {runner.pid} {state}"))
@@ -790,36 +790,6 @@ def _in_background(function: Callable[[], T]) -> Future[T]:
 
 
 # -- words -----------------------------------------------------------------------------------
-
-
-def _headline(s: Snapshot) -> str:
-    rate = f", {s.per_minute:.0f} a minute" if s.per_minute and s.eta_s is not None else ""
-    return s.headline + rate
-
-
-def _picture(s: Snapshot, width: int, note: str) -> Group:
-    """A bar by status, the state in words, a line for each account, what is wrong."""
-    bar, width, at, drawn = Text(), min(width, 80), 0, 0
-    for status in ("completed", "failed", "cancelled", "in_doubt", "running", "queued"):
-        at += s.counts.get(status, 0)
-        edge = round(width * at / s.total) if s.total else 0
-        bar.append(SIGNS.get(status, "░") * (edge - drawn), html.STATUS[status][0])
-        drawn = edge
-    accounts = Table.grid(padding=(0, 2))
-    now_ms = SystemClock().now_ms()
-    for a in s.accounts[:ACCOUNTS_SHOWN]:
-        mine = [f"{j.number} {_stage(j, now_ms)}" for j in s.running if j.account == a.name]
-        doing = Text(clean(a.why_not), "yellow") if a.why_not else Text(", ".join(mine[:6]))
-        accounts.add_row(f"  {a.name}", f"{a.slots_text} busy", f"{a.completed} done", doing)
-    more = len(s.accounts) - ACCOUNTS_SHOWN
-    notes = [*s.waiting, *s.notes, *([f"and {more} more accounts"] if more > 0 else [])]
-    head = Text(", ".join(filter(None, (_headline(s), note))), "bold")
-    return Group(bar, head, accounts, *(Text(f"  {clean(n)}", "yellow") for n in notes))
-
-
-def _stage(job: Job, now_ms: int) -> str:
-    done = f" {job.progress:.0%}" if job.progress is not None else ""
-    return clean(job.label(now_ms)).replace("assigned", "begins") + done
 
 
 def _job_dict(job: Job, files: Iterable[Path]) -> dict[str, Any]:

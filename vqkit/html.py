@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .job import Job
 
-__all__ = ["bar", "escape", "job_html", "table"]
+__all__ = ["Markup", "bar", "element", "escape", "job_html", "join", "table"]
 
 TEXT = "color:var(--jp-ui-font-color1,inherit)"
 MUTED = "color:var(--jp-ui-font-color2,#777)"
@@ -30,6 +30,7 @@ STATUS = {
     "queued": ("#999999", "·"),
 }
 _OTHER = ("#999999", "·")
+_VOID = ("img",)
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -43,16 +44,41 @@ def escape(value: Any) -> str:
     return _html.escape(_UNSHOWN.sub("\ufffd", text), quote=True)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> str:
-    """A table of escaped cells under an escaped caption."""
+class Markup(str):
+    """Text that is HTML already, because a function of this module made it."""
+
+    __slots__ = ()
+
+
+def element(tag: str, *parts: Any, **attributes: Any) -> Markup:
+    """``<tag …>parts</tag>``. What is not Markup is escaped, attributes always are.
+
+    Names of attributes are as in HTML with "_" for "-", and a "_" at the end where Python
+    has the word: ``class_="vq-head", aria_label="jobs"``. None leaves an attribute out.
+    """
+    given = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return Markup(f"<{tag}{given}>" if tag in _VOID else f"<{tag}{given}>{join(parts)}</{tag}>")
+
+
+def join(parts: Iterable[Any]) -> Markup:
+    """The parts one after the other; what is not Markup is escaped."""
+    return Markup("".join(p if isinstance(p, Markup) else escape(p) for p in parts))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
+    """A table of cells, escaped where they are not Markup, under an escaped caption."""
     cell = f"padding:2px 8px;text-align:left;vertical-align:top;border-bottom:{LINE}"
     head = "".join(f'<th scope="col" style="{cell}">{escape(h)}</th>' for h in header)
     body = "".join(
-        "<tr>" + "".join(f'<td style="{cell}">{escape(c)}</td>' for c in row) + "</tr>"
+        "<tr>" + "".join(f'<td style="{cell}">{join([c])}</td>' for c in row) + "</tr>"
         for row in rows
     )
     title = f'<caption style="text-align:left;{MUTED}">{escape(caption)}</caption>'
-    return (
+    return Markup(
         f'<table style="border-collapse:collapse;{TEXT}">{title if caption else ""}'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
@@ -83,7 +109,7 @@ def bar(counts: dict[str, int]) -> str:
     )
 
 
-def job_html(job: Job) -> str:
+def job_html(job: Job) -> Markup:
     """A job as a small table: what was asked, how it stands, what came of it."""
     error = job.error or {}
     rows = [("payload", job.payload_json), ("status", f"{STATUS[job.status][1]} {job.status}")]

@@ -149,6 +149,12 @@ class Job(NamedTuple):
             return "retrying" if self.attempt or self.crashes or self.deaths else "scheduled"
         return self.status
 
+    def __dir__(self) -> list[str]:
+        """What a user needs, for tab completion; the fields as stored are not shown."""
+        hidden = ("_json", "_hash", "_microusd")
+        names = (*Job._fields, *(n for n, v in vars(Job).items() if isinstance(v, property)))
+        return sorted({*(n for n in names if not n.endswith(hidden)), "label"})
+
     def __repr__(self) -> str:
         text = self.payload_json
         return f"<Job {self.number}: {self.status}, {text if len(text) <= 80 else text[:79] + '…'}>"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import secrets as random_secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -31,6 +31,7 @@ from .job import (
     content_key,
 )
 from .liveness import is_alive
+from .notebook.gallery import ShownJob
 from .outputs import OutputFolder
 from .providers.base import Provider
 from .providers.function import function_provider
@@ -44,12 +45,18 @@ from .steps import RENDER, handle_of
 from .store.base import JobFilter
 from .store.files import companion, unsafe_place
 from .store.sqlite import SqliteStore
+from .store.sums import Ends, costs, newest_completed, timeline, tries, with_prompts
 from .store.thread import StoreThread
+from .words import what as what_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
     from .export import Saved
+    from .notebook.clips import Clip
+    from .notebook.gallery import Comparison, Details, Gallery
+    from .notebook.progress import Notify, Progress
     from .plan import Plan
 
 __all__ = ["Queue"]
@@ -615,7 +622,7 @@ class Queue:
     def job(self, which: Which) -> Job:
         """One job, by number, id, or an older view of it. Raises UnknownName."""
         wanted = which.number if isinstance(which, Job) else which
-        return self._read(lambda s: s.job(wanted))
+        return ShownJob.of(self._read(lambda s: s.job(wanted)), self._tell)
 
     def jobs(
         self,
@@ -625,7 +632,7 @@ class Queue:
         account: str | None = None,
         newest: int | None = None,
     ) -> list[Job]:
-        """The jobs that match, in the order they were put; with `newest` so many, newest first."""
+        """The jobs that match, in the order they were put; with `newest` only so many last ones."""
         chosen = JobFilter(
             status=_statuses(status),
             batch=batch,
@@ -634,7 +641,8 @@ class Queue:
             newest=newest is not None,
         )
         found = self._read(lambda s: s.jobs(chosen))
-        return found if newest is None else found[::-1]
+        shown = [ShownJob.of(job, self._tell) for job in found]
+        return shown if newest is None else shown[::-1]
 
     def iter_jobs(self) -> Iterator[Job]:
         """All jobs, read a page at a time, so that a million need no memory."""
@@ -775,6 +783,138 @@ class Queue:
         failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
         failed = tuple(_failure(job) for job in failures)
         return Summary(counts, 0.0, failed, doubts=self._doubts(counts)).check()
+
+    # -- pictures of it ------------------------------------------------------------------------
+
+    def plot_throughput(
+        self,
+        *,
+        since: datetime | str | float | None = None,
+        ax: Axes | None = None,
+        tz: tzinfo | None = None,
+    ) -> Axes:
+        """Draws how many jobs ended per minute, by how they ended; returns the Axes.
+
+        All `plot_…` methods draw into `ax`, or make a figure that the notebook shows where
+        the Axes are a cell's last value; ``ax.figure.savefig("plot.pdf")`` keeps it. `since`
+        leaves out what was before. Times are local ones, or those of `tz`.
+        """
+        from .notebook import plots
+
+        ends = Ends(_moment("since", since) or 0)
+        while self._read(ends.follow):
+            pass
+        now = self.snapshot()
+        is_working = now.counts["running"] > 0 and any(r.is_alive for r in now.runners)
+        return plots.throughput(ends, now.at_ms if is_working else None, ax, tz)
+
+    def plot_attempts(self, *, ax: Axes | None = None) -> Axes:
+        """Draws how many tries ended jobs took, crashes included; returns the Axes."""
+        from .notebook import plots
+
+        return plots.attempts(self._read(tries), ax)
+
+    def plot_timeline(
+        self,
+        *,
+        since: datetime | str | float | None = None,
+        ax: Axes | None = None,
+        tz: tzinfo | None = None,
+    ) -> Axes:
+        """Draws who ran what when, in a lane per account slot, and waits between tries.
+
+        Bars carry job numbers ("17·2" is the second try of job 17) where there is room. Of
+        more than 2,000 attempts it draws how many slots were at work. Returns the Axes.
+        """
+        from .notebook import plots
+
+        now, since_ms = self.snapshot(), _moment("since", since) or 0
+        seen = self._read(lambda s: timeline(s, now.at_ms, since_ms))
+        return plots.timeline(seen, now, ax, tz)
+
+    def plot_costs(self, *, ax: Axes | None = None, tz: tzinfo | None = None) -> Axes:
+        """Draws what each account has spent over time, with the budgets; returns the Axes."""
+        from .notebook import plots
+
+        now = self.snapshot()
+        return plots.costs(self._read(lambda s: costs(s, now.at_ms)), now, self.budget, ax, tz)
+
+    def gallery(self, *, batch: str | None = None, page: int = 1, embed: bool = False) -> Gallery:
+        """The finished clips with their prompts, playing in the notebook, newest first.
+
+        A page holds 48. Files are played from where they are; the notebook keeps a small
+        picture of each, and the whole of small ones. `embed` keeps whole files up to 48 MB
+        in all, for a notebook that travels alone.
+        """
+        from .notebook.gallery import PAGE, Gallery
+
+        def read(page: int) -> tuple[list[Clip], int]:
+            offset = (page - 1) * PAGE
+            numbers, total = self._read(lambda s: newest_completed(s, batch, PAGE, offset))
+            return self._clips(numbers), total
+
+        return Gallery(read, self._thumbs, page=_whole("page", page, 1, 2**31), embed=embed)
+
+    def compare(self, what: str | Sequence[str | Which], *, batch: str | None = None) -> Comparison:
+        """Clips side by side: a column for each prompt (or job number), a row for each sample.
+
+        With one prompt its samples stand beside each other. Jobs that are not completed say
+        how they stand. Raises UsageError for a prompt that no job has.
+        """
+        from .notebook.gallery import Comparison
+
+        wanted = [what] if isinstance(what, str) else list(what)
+        prompts = [one for one in wanted if isinstance(one, str)]
+        found = self._read(lambda s: with_prompts(s, prompts, batch))
+        if lost := [prompt for prompt, numbers in found.items() if not numbers]:
+            raise UsageError(f"no job has the prompt {lost[0]!r}; q.to_frame() lists them")
+        if len(wanted) == 1 and prompts:
+            columns = [(f"sample {c.job.sample + 1}", [c]) for c in self._clips(found[prompts[0]])]
+            return Comparison(columns, self._thumbs)
+        columns = []
+        for one in wanted:
+            numbers = found[one] if isinstance(one, str) else [self.job(one).number]
+            clips = self._clips(numbers[:PUT_CHUNK])
+            columns.append((one if isinstance(one, str) else what_of(clips[0].job), clips))
+        return Comparison(columns, self._thumbs)
+
+    @property
+    def _thumbs(self) -> Path:
+        return self.outputs_folder / ".thumbs"
+
+    def _clips(self, numbers: Sequence[int]) -> list[Clip]:
+        """Jobs with their current files, in this order."""
+        from .notebook.clips import Clip
+
+        jobs = {j.number: j for j in self._read(lambda s: s.jobs(JobFilter(numbers=(*numbers,))))}
+        files = {n: self._current_outputs(n) for n in numbers if n in jobs}
+        return [
+            Clip(jobs[n], tuple((self._files.resolve(o.path), o) for o in files[n]))
+            for n in numbers
+            if n in jobs
+        ]
+
+    def _tell(self, number: int) -> Details | None:
+        """What a notebook shows of a job; None once the queue is closed or the job pruned."""
+        from .notebook.gallery import Details
+
+        if self._is_closed or not (clips := self._clips([number])):
+            return None
+        attempts = self._read(lambda s: s.attempts(number))
+        events = self._read(lambda s: s.events(0, number, limit=10_000))
+        return Details(clips[0], attempts, events, self._thumbs)
+
+    def progress(self, *, wait: bool | None = None, notify: Notify = False) -> Progress:
+        """One line that follows the queue until nothing is left to do.
+
+        In a notebook it returns at once and follows in the background; elsewhere it waits,
+        and an interrupt ends the line, not the work. `wait` overrides that. With `notify`
+        True the browser tells when it is over, if the user allows it and the page is on
+        https or localhost; a terminal rings. A function is called with the last snapshot.
+        """
+        from .notebook.progress import follow
+
+        return follow(self.snapshot, wait=wait, notify=notify)
 
     # -- changing one's mind -------------------------------------------------------------------
 
@@ -1006,6 +1146,20 @@ class Queue:
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._is_closed
+
+    def __dir__(self) -> list[str]:
+        """What a user needs, and nothing else, for tab completion."""
+        return sorted(name for name in (*vars(Queue), *vars(self)) if not name.startswith("_"))
+
+    def __rich__(self) -> Any:
+        from .notebook.terminal import picture
+
+        return repr(self) if self._is_closed else picture(self.snapshot(), 80)
 
     def __repr__(self) -> str:
         if self._is_closed:

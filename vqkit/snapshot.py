@@ -104,6 +104,11 @@ class Snapshot:
         return sum(self.counts.values())
 
     @property
+    def name(self) -> str:
+        """The database's file name."""
+        return self.path.rpartition("/")[2]
+
+    @property
     def headline(self) -> str:
         """The state in words, as one would tell a colleague."""
         if not self.total:
