@@ -22,6 +22,7 @@ import vqkit.renders
 import vqkit.run
 import vqkit.strays
 from vqkit import GiveUp, Queue, Retry, Snooze
+from vqkit.clock import SystemClock
 from vqkit.errors import (
     NOT_ACCEPTED,
     PayloadError,
@@ -31,7 +32,15 @@ from vqkit.errors import (
 from vqkit.job import Step
 from vqkit.mock import CHANCES, Knobs, MockAdapter, MockProvider, Render
 from vqkit.policy import FOR_EVER_MS
-from vqkit.providers.contract import AccountKey, Capabilities, Link, Match, Status, Submitted
+from vqkit.providers.contract import (
+    AccountKey,
+    Capabilities,
+    Fetched,
+    Link,
+    Match,
+    Status,
+    Submitted,
+)
 from vqkit.reconcile import reconcile
 from vqkit.selftest import KINDS
 from vqkit.steps import RENDER
@@ -1241,6 +1250,81 @@ def test_a_link_that_expired_overnight_is_fetched_afresh(studio: Studio) -> None
         q.run().check()
         assert len(set(fetched)) == 2
         assert len(studio.renders()) == 1
+
+
+class Finisher:
+    """A provider whose renders are done at once and deleted when their request says."""
+
+    name = "finisher"
+    capabilities = Capabilities(result_ttl_s=50.0)
+
+    def __init__(self, count: int) -> None:
+        self.count, self.polled, self.busy, self.most = count, 0, 0, 0
+        self.fetched: list[str] = []
+
+    async def submit(self, request: Any, **_: Any) -> Submitted:
+        return Submitted(dict(request), poll_after_s=0.0)
+
+    async def poll(self, handle: Any, *, account: AccountKey) -> Status:
+        self.polled += 1
+        links = (Link(handle["name"], ".bin"),)
+        return Status("succeeded", links=links, expires_at_ms=handle.get("expires_ms"))
+
+    async def fetch(self, link: Link, path: Path, **_: Any) -> Fetched:
+        self.fetched.append(link.url)
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        while self.polled < self.count:  # noqa: ASYNC110 - which poll is the last one counts
+            await asyncio.sleep(0.001)
+        for _ in range(5):  # whoever was polled last has come to the gate
+            await asyncio.sleep(0)
+        await asyncio.to_thread(path.write_bytes, b"film")
+        self.busy -= 1
+        return Fetched(4)
+
+
+def test_the_result_that_is_deleted_soonest_is_fetched_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vqkit.renders, "FETCHES", 1)
+    now_ms = SystemClock().now_ms()
+    expires_ms = [now_ms + 90_000, now_ms + 30_000, None, now_ms + 10_000, now_ms + 60_000]
+    with Queue(tmp_path / "q.db") as q:
+        finisher: Any = q.provider("finisher", Finisher(6))
+        q.accounts.add("a", provider="finisher", capacity=9)
+        q.put({"name": "first", "expires_ms": None})
+        q.put_many([{"name": str(n), "expires_ms": at} for n, at in enumerate(expires_ms)])
+        q.run().check()
+        assert finisher.fetched == ["first", "3", "1", "2", "4", "0"]
+
+
+def test_a_few_results_are_fetched_at_a_time(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        finisher: Any = q.provider("finisher", Finisher(12))
+        q.accounts.add("a", provider="finisher", capacity=20)
+        q.put_many([{"name": str(n), "expires_ms": None} for n in range(12)])
+        q.run().check()
+        assert finisher.most == vqkit.renders.FETCHES
+        stages = [e.data["stage"] for e in q.events(job=12) if e.type == "job.stage_changed"]
+        assert stages[-2:] == ["waiting to download", "downloading"]
+
+
+async def test_a_place_is_not_lost_with_whoever_is_cancelled_as_its_turn_comes() -> None:
+    gate, passed = vqkit.renders.Gate(1), []
+
+    async def passing(name: str, expires_ms: float) -> None:
+        async with gate.passing(expires_ms):
+            passed.append(name)
+
+    async with gate.passing(9):
+        waiting = [asyncio.create_task(passing(str(n), n)) for n in range(4)]
+        await asyncio.sleep(0)
+        waiting[2].cancel()  # while it waits
+        await asyncio.sleep(0)
+    waiting[0].cancel()  # its turn has come, and it has not run yet
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert passed == ["1", "3"]
+    assert not gate.is_full
 
 
 def test_a_part_is_never_taken_for_finished(studio: Studio) -> None:

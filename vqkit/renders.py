@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+import heapq
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
+from weakref import WeakKeyDictionary
 
 from . import codec, secrets
 from .attempt import ActiveJob
@@ -31,7 +34,7 @@ from .providers.contract import (
 )
 from .steps import RENDER
 
-__all__ = ["Caller", "RenderHandler", "is_render_provider"]
+__all__ = ["Caller", "Gate", "RenderHandler", "is_render_provider"]
 
 log = secrets.logger("vqkit.renders")
 
@@ -40,6 +43,7 @@ T = TypeVar("T")
 POLL_S = (2.0, 30.0)  # first wait when the provider gives no hint, and the longest ever
 SPREAD = 0.25  # polls are spread by this part of their wait, so that hundreds do not march
 LOOK_S = 0.5  # how soon a wish to cancel is seen
+FETCHES = 4  # downloads from one provider at a time; more would share the line and end later
 FETCH_TRIES = 8
 FRESH_LINKS = 5
 REST_S = 60.0
@@ -78,6 +82,47 @@ async def _key_of(job: ActiveJob) -> str:
     return key
 
 
+class Gate:
+    """Lets a few downloads through at a time, the one whose result is deleted soonest first."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._line: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._seen = itertools.count()
+
+    @property
+    def is_full(self) -> bool:
+        """True if whoever comes now has to wait."""
+        return self._free == 0
+
+    @contextlib.asynccontextmanager
+    async def passing(self, expires_ms: float) -> AsyncIterator[None]:
+        """Waits for its turn and holds a place until the block is left."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._line, (expires_ms, next(self._seen), turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # its turn had come just then
+                    self._leave()
+                raise
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        while self._line:
+            *_, turn = heapq.heappop(self._line)
+            if not turn.done():
+                turn.set_result(None)  # it takes the place over
+                return
+        self._free += 1
+
+
 @dataclass(frozen=True)
 class RenderHandler:
     """Lets the pump treat a render provider like any other: a name, a handler, an executor."""
@@ -86,6 +131,9 @@ class RenderHandler:
     provider: RenderProvider
     clock: Clock
     executor: ExecutorKind = "async"
+    _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, Gate] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
 
     @property
     def handler(self) -> Any:
@@ -255,7 +303,6 @@ class RenderHandler:
         self, job: ActiveJob, handle: Mapping[str, Any], status: Status, ask: Caller
     ) -> list[str]:
         """Downloads every result; the files are then among what `job` made."""
-        job.stage("downloading")
         files = []
         for index in range(len(status.links)):
             path = job.kept_part(status.links[index].suffix, index + 1)
@@ -285,7 +332,12 @@ class RenderHandler:
         while True:
             link: Link = status.links[min(index, len(status.links) - 1)]
             try:
-                fetched = await ask(self.provider.fetch, link, growing, etag=etag)
+                gate = self._gate()
+                if gate.is_full:
+                    job.stage("waiting to download")
+                async with gate.passing(self._expires_ms(status)):
+                    job.stage("downloading")
+                    fetched = await ask(self.provider.fetch, link, growing, etag=etag)
             except ProviderError as error:
                 if error.kind in ("auth", "provider_gone"):
                     raise
@@ -309,6 +361,17 @@ class RenderHandler:
                 raise ProviderError("the result is an empty file", "render_failed")
             growing.replace(path)
             return status
+
+    def _gate(self) -> Gate:
+        """The gate of the downloads on this loop; one that has ended may have left places taken."""
+        return self._gates.setdefault(asyncio.get_running_loop(), Gate(FETCHES))
+
+    def _expires_ms(self, status: Status) -> float:
+        """When the result is deleted, as far as anybody says."""
+        if status.expires_at_ms is not None:
+            return status.expires_at_ms
+        ttl_s = self.provider.capabilities.result_ttl_s
+        return float("inf") if ttl_s is None else self.clock.now_ms() + 1000 * ttl_s
 
 
 def is_render_provider(thing: Any) -> TypeGuard[RenderProvider]:
