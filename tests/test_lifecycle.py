@@ -22,6 +22,7 @@ TABLE: dict[str, tuple[set[str], set[str], bool, str]] = {
     "log": ({"running"}, {"running"}, True, "job.logged"),
     "begin": ({"running"}, {"running"}, True, "job.step_begun"),
     "step": ({"running"}, {"running"}, True, "job.step_done"),
+    "renew": ({"running"}, {"running"}, True, "job.renewed"),
     "complete": ({"running"}, {"completed"}, True, "job.completed"),
     "retry": ({"running"}, {"queued"}, True, "job.retry_scheduled"),
     "fail": ({"running"}, {"failed"}, True, "job.failed"),

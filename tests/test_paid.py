@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from vqkit import GiveUp, Queue, Retry, Snooze
 from vqkit.clock import SystemClock
 from vqkit.errors import (
     NOT_ACCEPTED,
+    InDoubt,
     PayloadError,
     ProviderError,
     UsageError,
@@ -369,6 +371,139 @@ def test_a_paid_answer_json_cannot_carry_is_kept_as_text_and_an_unpaid_one_refus
         assert (q.job(2).status, len(calls)) == ("failed", 3)
         assert (q.job(2).error or {})["type"] == PayloadError.__name__
         assert [s.state for s in q.steps(2)] == []
+
+
+def _sent(job: Any) -> list[str]:
+    log = Path(job.payload["log"])
+    return log.read_text().split() if log.exists() else []
+
+
+def _send(job: Any, key: str) -> int:
+    with Path(job.payload["log"]).open("a") as lines:
+        lines.write(key + "\n")
+    return len(_sent(job))
+
+
+def picky(job: Any) -> list[Any]:
+    """Finds the first render useless, and fails once after it has asked for another."""
+    number = job.once("submit", lambda key: _send(job, key), paid=True)
+    if number == 1:
+        job.fresh()
+        job.fresh()  # nothing was paid since
+        if job.payload.get("dies"):
+            os._exit(3)
+        number = job.once("submit", lambda key: _send(job, key), paid=True)
+    if job.attempt < 3 and not job.payload.get("dies"):
+        raise ValueError("not this time")
+    return [number, job.once("look", lambda: "seen")]
+
+
+async def picky_async(job: Any) -> list[Any]:
+    number = await job.once("submit", lambda key: _send(job, key), paid=True)
+    if number == 1:
+        await job.fresh()
+        await job.fresh()
+        number = await job.once("submit", lambda key: _send(job, key), paid=True)
+    if job.attempt < 3:
+        raise ValueError("not this time")
+    return [number, await job.once("look", lambda: "seen")]
+
+
+@pytest.mark.parametrize("executor", ["async", "thread", "process"])
+def test_fresh_asks_for_another_render_once_and_retries_resume_there(
+    tmp_path: Path, executor: Any
+) -> None:
+    log = tmp_path / "log"
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"log": str(log)})
+        handler = picky_async if executor == "async" else picky
+        q.run(handler, executor=executor, retry=QUICK).check()
+        assert q.job(1).result == [2, "seen"]
+        assert (q.job(1).generation, q.job(1).attempt) == (1, 3)
+        assert log.read_text().split() == [s.key for s in q.steps(1) if s.is_paid]
+        assert [(s.name, s.generation) for s in q.steps(1)] == [
+            ("submit", 0),
+            ("submit", 1),
+            ("look", 1),
+        ]
+        renewed = [e.data for e in q.events(job=1) if e.type == "job.renewed"]
+        assert renewed == [{"generation": 1}]
+
+
+def test_a_crash_between_fresh_and_the_next_call_opens_no_further_one(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"log": str(log), "dies": True})
+        q.run(picky, executor="process", retry=QUICK).check()
+        assert q.job(1).crashes == 1
+        assert (q.job(1).result, q.job(1).generation) == ([2, "seen"], 1)
+        assert len(log.read_text().split()) == 2
+
+
+@pytest.mark.parametrize("is_in_flight", [True, False])
+def test_fresh_is_refused_while_a_paid_call_has_no_answer(
+    tmp_path: Path, is_in_flight: bool
+) -> None:
+    sent = []
+
+    async def render(job: Any) -> None:
+        begun = asyncio.Event()
+
+        async def send(key: str) -> None:
+            sent.append(key)
+            begun.set()
+            if not is_in_flight:
+                raise ConnectionError("gone")
+            await asyncio.Event().wait()
+
+        call = asyncio.ensure_future(job.once("submit", send, paid=True))
+        await begun.wait()
+        if not is_in_flight:
+            with pytest.raises(InDoubt, match="may have been accepted"):
+                await call
+        try:
+            await job.fresh()
+        finally:
+            call.cancel()
+        await job.once("submit", send, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({})
+        q.run(render, retry=QUICK)
+        job = q.job(1)
+        assert (job.status, job.generation, len(sent)) == ("in_doubt", 0, 1)
+        assert "paid step 'submit' has no answer" in str(job.reason)
+
+
+def test_what_fresh_spends_is_counted_and_no_budget_is_passed(tmp_path: Path) -> None:
+    log, sent = tmp_path / "log", []
+
+    async def render(job: Any) -> None:
+        number = await job.once("submit", lambda key: _send(job, key), paid=True)
+        sent.append(number)
+        if number < 3:
+            await job.fresh()
+            sent.append(await job.once("submit", lambda key: _send(job, key), paid=True))
+            raise ValueError("not this time")
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="render", price=0.25)
+        q.put({"log": str(log)})
+        q.budget = 0.40
+        why = q.run(render, retry=QUICK).why
+        assert "the queue's budget has $0.15 left" in why["a"]
+        assert (q.job(1).status, q.job(1).attempt, q.job(1).generation) == ("queued", 0, 1)
+        assert "not covered by what is left of the budget" in str(q.job(1).reason)
+        assert len(log.read_text().split()) == 1
+        assert [(r["money"], r["cost"]) for r in q.cost_records()] == [("billed", 0.25)]
+        q.budget = 9.0
+        q.run(render, retry=QUICK).check()
+        assert sent == [1, 2, 3, 3]
+        records = list(q.cost_records())
+        assert [r["cost"] for r in records] == [0.25, 0.5, 0.25]
+        assert q.snapshot().accounts[0].spent == 1.0
+        told = [key for r in records for key in str(r["key"]).split("\n")]
+        assert set(told) == set(log.read_text().split())
 
 
 def test_a_step_may_stand_inside_a_step_and_each_is_kept(tmp_path: Path) -> None:
@@ -1205,6 +1340,39 @@ def test_a_render_that_goes_on_after_its_try_ended_is_counted_once(studio: Studi
         run.stop(None)
         assert len(studio.renders()) == 1
         assert spent(q) == studio.billed() == COST
+
+
+def test_a_try_that_handed_its_open_render_on_is_not_counted_with_the_next(studio: Studio) -> None:
+    studio.mock.set(render_polls=10**6)
+    with studio.open() as q:
+        put(q, 1)
+        run = q.start()
+        _until(lambda: q.job(1).is_open)
+        run.stop(0)
+        assert [r["money"] for r in q.cost_records()] == ["estimated"]
+        run = q.start()
+        _until(lambda: q.job(1).status == "running")
+        assert [r["money"] for r in q.cost_records()] == ["handed on", "estimated"]
+        studio.mock.set(render_polls=0)
+        run.wait().check()
+        assert [r["money"] for r in q.cost_records()] == ["handed on", "billed"]
+
+
+def test_costs_are_read_at_once_however_many_tries_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def render(job: Any) -> None:
+        await job.once("submit", lambda: "ok", paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="render", price=0.25, capacity=9)
+        q.put_many([{"n": n} for n in range(30)])
+        q.run(render).check()
+        reads: list[Any] = []
+        plain = q._read
+        monkeypatch.setattr(q, "_read", lambda function: reads.append(1) or plain(function))
+        assert len({r["key"] for r in q.cost_records()}) == 30
+        assert len(reads) <= 2
 
 
 def test_a_moderated_render_that_is_requeued_is_rendered_anew(studio: Studio) -> None:

@@ -6,6 +6,7 @@ process. `describe_error` tells what went wrong, pointing at the user's own line
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import linecache
@@ -20,7 +21,7 @@ from random import random
 from typing import Any
 
 from . import codec, steps
-from .errors import GiveUp, JobCancelled, PayloadError, UsageError
+from .errors import GiveUp, JobCancelled, PayloadError, Snooze, UsageError
 from .job import Job
 from .outputs import Made, OutputFolder
 from .steps import Channel
@@ -120,6 +121,31 @@ class ActiveJob:
         """
         run = steps.once_async if self.is_async else steps.once
         return run(self._channel, self._folder.receipts, name, function, paid)
+
+    def fresh(self) -> Any:
+        """Opens a new generation of the steps: what was paid for is useless, ask for another.
+
+        For a render that failed in a way only your handler can tell. From here on, in this
+        try and in later ones, every step is done anew, paid ones under another key: **this
+        spends again**, each time it is called after a paid step. In an ``async def`` handler:
+        ``await job.fresh()``.
+
+        It is committed before it returns. Called again before the next paid step it does
+        nothing, so a crash in between opens no further one. Raises InDoubt while a paid step
+        has no answer (let it through: `q.resolve` ends it), and Snooze where the budget does
+        not cover another render: the job waits until it does.
+        """
+        if self.is_async:
+            return self._fresh()
+        return self._renewed(self._channel.call("renew"))
+
+    async def _fresh(self) -> None:
+        # A wait that is cancelled must not leave it open whether the commit was made.
+        self._renewed(await asyncio.shield(self._channel.acall("renew")))
+
+    def _renewed(self, not_covered: str | None) -> None:
+        if not_covered is not None:
+            raise Snooze(0, not_covered)
 
     # -- for vqkit's own render engine ---------------------------------------------------------
 

@@ -5,6 +5,7 @@ verb                      from → to                            fence  event
 ========================  ===================================  =====  ====================
 claim                     queued → running                     new    job.started
 stage, log, begin, step   running → running                    yes    job.stage_changed, …
+renew                     running → running, next generation   yes    job.renewed
 complete                  running → completed                  yes    job.completed
 retry                     running → queued, later              yes    job.retry_scheduled
 fail                      running → failed                     yes    job.failed
@@ -56,6 +57,7 @@ VERBS: dict[str, Rule] = {
     "log": _rule("running", "job.logged", fenced=True),
     "begin": _rule("running", "job.step_begun", fenced=True),
     "step": _rule("running", "job.step_done", fenced=True),
+    "renew": _rule("running", "job.renewed", fenced=True),
     "complete": _rule("running", "job.completed", fenced=True),
     "retry": _rule("running", "job.retry_scheduled", fenced=True),
     "fail": _rule("running", "job.failed", fenced=True),
@@ -232,6 +234,18 @@ def _step(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
     handle_json = change.get("handle_json", job.handle_json)
     after = changed(job, handle_json=handle_json, updated_ms=now_ms)
     return after, _event(kind, after, now_ms, name=change.get("name"))
+
+
+def _renew(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
+    """The handler found the render useless: its steps are done again, under other keys."""
+    after = changed(
+        job,
+        generation=job.generation + 1,
+        handle_json=None,
+        reserved_microusd=change.get("reserve", job.reserved_microusd),
+        updated_ms=now_ms,
+    )
+    return after, _event(kind, after, now_ms, generation=after.generation)
 
 
 def _complete(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
@@ -412,6 +426,7 @@ _APPLY: dict[str, Callable[[Job, int, dict[str, Any], str], tuple[Job, Event | N
     "log": _note,
     "begin": _note,
     "step": _step,
+    "renew": _renew,
     "complete": _complete,
     "retry": _retry,
     "fail": _fail,

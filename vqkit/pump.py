@@ -546,6 +546,8 @@ class Pump:
         """What an attempt may do with its job's steps, as the holder of its fence."""
         if verb == "begin_step":
             arguments = {"number": job.number, "request_json": None, **arguments}
+        if verb == "renew":
+            arguments = {"number": job.number}
         return await self._patiently(
             lambda store: getattr(store, verb)(fence=job.fence, **arguments)
         )

@@ -969,18 +969,31 @@ class Queue:
         """Every attempt and its money, as a pandas DataFrame; amounts in dollars.
 
         `money` is "estimated" while it is set aside, then "billed", "not billed" or
-        "unknown" (counted as spent); `key` and `handle` are the provider's names of it.
+        "unknown" (counted as spent); "handed on" where the next try went on with the same
+        render. `key` and `handle` are the provider's names of it.
         """
         frame: pd.DataFrame = _pandas("costs()").DataFrame(list(self.cost_records()))
         return frame.set_index("job") if len(frame) else frame
 
     def cost_records(self) -> Iterator[dict[str, Any]]:
         """The rows of `costs`, as dicts."""
-        for attempt in self.attempts():
-            steps = [s for s in self.steps(attempt.job) if s.generation == attempt.generation]
-            paid = next((s for s in steps if s.is_paid), None)
-            handle = None if paid is None else handle_of(paid.name, paid.value)
+        paid: dict[int, list[Step]] = {}
+        for step in self._read(lambda s: s.steps()):
+            if step.is_paid:
+                paid.setdefault(step.job, []).append(step)
+        attempts = self.attempts()
+        last = {(a.job, a.generation): a.fence for a in attempts}
+        for attempt in attempts:
+            # Of its own render, and of those that `job.fresh()` found useless in this try.
+            sent = [
+                step
+                for step in paid.get(attempt.job, ())
+                if attempt.generation == step.generation or attempt.fence == step.fence
+            ]
+            handles = [handle_of(step.name, step.value) for step in sent]
             money = attempt.money or ("estimated" if attempt.reserved_microusd else None)
+            if money == "estimated" and last[attempt.job, attempt.generation] != attempt.fence:
+                money = "handed on"
             cost = attempt.cost_microusd
             yield {
                 "job": attempt.job,
@@ -992,8 +1005,8 @@ class Queue:
                 "estimate": attempt.reserved_microusd / 1e6 or None,
                 "cost": None if cost is None else cost / 1e6,
                 "generation": attempt.generation,
-                "key": None if paid is None else paid.key,
-                "handle": None if handle is None else codec.dumps(handle),
+                "key": "\n".join(step.key for step in sent) or None,
+                "handle": "\n".join(codec.dumps(h) for h in handles if h is not None) or None,
                 "began": _utc(attempt.started_ms),
                 "ended": _utc(attempt.finished_ms),
             }

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .. import codec, lifecycle, policy
+from ..errors import InDoubt
 from ..job import Account, Attempt, Event, Job, Step
 from ..outcome import Bill, Effect
 from ..secrets import redact
@@ -20,6 +21,10 @@ from .primitives import Claim, Primitives
 __all__ = ["PaidVerbs"]
 
 MINUTE_MS = 60_000
+NOT_COVERED = (
+    "another render is not covered by what is left of the budget; raise it to go on: q.budget = …,"
+    " or the account's"
+)
 
 
 class PaidVerbs(Primitives):
@@ -64,6 +69,55 @@ class PaidVerbs(Primitives):
             self._write([(job, after)])
             self._write_step(_done(step, value_json, now_ms))
             self._record([event])
+
+    def renew(self, number: int, fence: int) -> str | None:
+        """Opens a new generation of the job's steps: what it paid for is of no use.
+
+        The render is counted as spent, and another one is set aside; where no budget allows
+        that, says why not, and nothing is set aside. Without a paid step that is done there
+        is nothing to renew, so that to repeat it is harmless. Raises StaleFence, and InDoubt
+        while a paid step of this generation has no answer.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            lifecycle.apply(job, "renew", now_ms, fence)  # is it still ours?
+            price = next(
+                (a.limits.get("price", 0) for a in self.accounts() if a.name == job.account), 0
+            )
+            paid = [s for s in self.steps(number) if s.is_paid and s.generation == job.generation]
+            for step in paid:
+                if step.state == "intent":
+                    raise InDoubt(
+                        f"job.fresh() while the paid step {step.name!r} has no answer: it may be"
+                        " paid for, so no other one is opened until somebody knows",
+                        step=step.name,
+                    )
+            if paid:
+                job = self._renewed(job, min(step.fence for step in paid), now_ms)
+        return NOT_COVERED if price and not job.reserved_microusd else None
+
+    def _renewed(self, job: Job, sent_by: int, now_ms: int) -> Job:
+        tries = self.attempts(job.number)
+        mine = next(a for a in tries if a.fence == job.fence)
+        # An earlier try that failed with this render open has been counted as having paid it.
+        is_counted = any(
+            a.cost_microusd and a.outcome not in ("snoozed", "released")
+            for a in tries
+            if sent_by <= a.fence < job.fence and a.generation == job.generation
+        )
+        spent = 0 if is_counted else job.reserved_microusd
+        account = next(a for a in self.accounts() if a.name == job.account)
+        pots = self._pots({}, now_ms)
+        budgets = [pot for pot, _ in policy.pots_of(account, pots) if pot.startswith("budget")]
+        is_covered = all(pots[pot] >= spent for pot in budgets)
+        reserve = job.reserved_microusd if is_covered else 0
+        after, event = lifecycle.apply(job, "renew", now_ms, job.fence, reserve=reserve)
+        self._write([(job, after)])
+        self._record([event])
+        self._renew_attempt(mine, after.generation, spent)
+        self._count_spent(mine.account, spent, now_ms)
+        return after
 
     def repair_step(self, step: Step, value_json: str, handle_json: str | None) -> None:
         """Keeps what a receipt says a step gave, for an attempt that did not live to say it.
@@ -155,12 +209,16 @@ class PaidVerbs(Primitives):
     def _end(self, ends: Sequence[Attempt], now_ms: int) -> None:
         """Ends attempts, and counts what they cost."""
         self._end_attempts(ends)
-        spent: Counter[tuple[str, str, str]] = Counter()
+        spent: Counter[str] = Counter()
         for end in ends:
-            if end.cost_microusd:
-                spent["money", end.account, "spent"] += end.cost_microusd
-                spent["money", end.account, day_of(now_ms)] += end.cost_microusd
-        self._count(spent)
+            spent[end.account] += end.cost_microusd or 0
+        for account, cost in spent.items():
+            self._count_spent(account, cost, now_ms)
+
+    def _count_spent(self, account: str, cost_microusd: int, now_ms: int) -> None:
+        if cost_microusd:
+            kinds = ("spent", day_of(now_ms))
+            self._count({("money", account, kind): cost_microusd for kind in kinds})
 
     def _affect(
         self, effects: Sequence[tuple[str, Effect]], good: Set[str], now_ms: int

@@ -206,8 +206,8 @@ class Primitives(ABC):
         """Finished files, of one job or all."""
 
     @abstractmethod
-    def steps(self, job: int) -> list[Step]:
-        """A job's steps, in the order they were begun."""
+    def steps(self, job: int | None = None) -> list[Step]:
+        """All steps, or one job's, in the order they were begun."""
 
     @abstractmethod
     def paid_values(self, account: str) -> list[str]:
@@ -310,6 +310,9 @@ class Primitives(ABC):
 
     @abstractmethod
     def _end_attempts(self, attempts: Sequence[Attempt]) -> None: ...
+
+    @abstractmethod
+    def _renew_attempt(self, attempt: Attempt, generation: int, spent_microusd: int) -> None: ...
 
     @abstractmethod
     def _has_ended(self, job: int, fence: int) -> bool: ...

@@ -682,12 +682,24 @@ class SqliteStore(Store):
     def _end_attempts(self, attempts: Sequence[Attempt]) -> None:
         self._bulk(
             "UPDATE attempts SET finished_ms = v.column1, outcome = v.column2,"
-            " error = v.column3, cost_microusd = v.column4, money = v.column5 FROM (",
+            # What it spent on renders that were of no use stays counted.
+            " error = v.column3, cost_microusd = CASE WHEN v.column4 IS NULL THEN cost_microusd"
+            " ELSE coalesce(cost_microusd, 0) + v.column4 END,"
+            " money = CASE WHEN cost_microusd > 0 AND v.column5 = 'not billed'"
+            " THEN coalesce(money, 'unknown') ELSE v.column5 END FROM (",
             [
                 (*a[6:9], a.cost_microusd, a.money, a.job, a.fence)  # when, how, and what it cost
                 for a in attempts
             ],
             ") AS v WHERE attempts.job = v.column6 AND attempts.fence = v.column7",
+        )
+
+    def _renew_attempt(self, attempt: Attempt, generation: int, spent_microusd: int) -> None:
+        self._conn.execute(
+            "UPDATE attempts SET generation = ?1, cost_microusd = nullif(coalesce(cost_microusd, 0)"
+            " + ?2, 0), money = CASE WHEN ?2 = 0 THEN money ELSE 'billed' END"
+            " WHERE job = ?3 AND fence = ?4",
+            (generation, spent_microusd, attempt.job, attempt.fence),
         )
 
     def _has_ended(self, job: int, fence: int) -> bool:
@@ -756,11 +768,12 @@ class SqliteStore(Store):
             )
         return [Output(*row) for row in found.fetchall()]
 
-    def steps(self, job: int) -> list[Step]:
+    def steps(self, job: int | None = None) -> list[Step]:
+        where, params = ("", ()) if job is None else (" WHERE job = ?", (job,))
         found = self._conn.execute(
             "SELECT job, name, generation, state, is_paid, key, fence, account, request, value,"
-            " begun_ms, ended_ms FROM steps WHERE job = ? ORDER BY generation, begun_ms, name",
-            (job,),
+            f" begun_ms, ended_ms FROM steps{where} ORDER BY job, generation, begun_ms, name",
+            params,
         )
         return [Step(*row) for row in found.fetchall()]
 
