@@ -1292,6 +1292,26 @@ def test_a_budget_is_never_passed_pauses_says_so_and_goes_on_when_raised(studio:
         assert spent(q) == studio.billed() == 12 * 700_000
 
 
+@pytest.mark.parametrize("setting", ["budget", "budget_per_day"])
+def test_a_budget_is_not_passed_by_an_account_made_in_passing(tmp_path: Path, setting: str) -> None:
+    async def render(job: Any) -> None:
+        """Costs what it costs."""
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("studio", provider="runway", price=0.25)
+        q.put({})
+        setattr(q, setting, 1.0)
+        with pytest.raises(UsageError, match=r"price=…\).*or let it serve runway"):
+            q.run(render)
+        assert [a.name for a in q.accounts] == ["studio"]
+        assert statuses(q) == {"queued": 1}
+        q.accounts.add("render", provider="render")
+        assert "does not count what runs on render" in str(q.snapshot())
+        q.accounts.add("render", provider="render", price=0)
+        assert "does not count" not in str(q.snapshot())
+        q.run(render).check()
+
+
 def test_an_accounts_budget_rests_that_account_alone(studio: Studio) -> None:
     with studio.open({"a": 2, "b": 2}) as q:
         q.accounts.add(

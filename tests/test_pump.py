@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -893,6 +894,66 @@ async def overdue(rig: Rig) -> None:
         await rig.asleep()
 
 
+@pytest.mark.parametrize("ends", ["returns", "gives in", "raises"])
+async def test_a_coroutine_that_will_not_end_holds_its_slot_and_says_why(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(pump_module, "STOP_S", 0.01)
+    gate = asyncio.Event()
+
+    async def work(job: Any) -> str:
+        rig.ran.append(job.attempt)
+        while not gate.is_set() and job.attempt == 1:
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                rig.ran.append("ignored")
+        if ends == "gives in" and job.attempt == 1:
+            raise asyncio.CancelledError
+        if ends == "raises" and job.attempt == 1:
+            raise ValueError("too late")
+        return "done"
+
+    rig.provide(work)
+    await rig.account(capacity=1)
+    await rig.put({}, timeout_ms=20)
+    async with rig.pumping(retry=Retry(base_s=0.0, max_s=0.0)) as pump:
+        assert "its coroutine goes on although it was cancelled" in await rig.first_line()
+        assert (await rig.job()).status == "running"
+        assert rig.ran == [1, "ignored"]
+        gate.set()
+        await rig.at_rest(pump)
+        assert (await rig.job()).result == "done"
+        assert rig.ran == ([1, "ignored"] if ends == "returns" else [1, "ignored", 2])
+        outcomes = [a.outcome for a in await rig.store.acall(lambda s: s.attempts(1))]
+        assert outcomes[0] == ("completed" if ends == "returns" else "timed_out")
+
+
+async def test_a_coroutine_that_ignores_the_users_cancel_says_why_it_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump_module, "STOP_S", 0.01)
+    gate = asyncio.Event()
+
+    async def work(job: Any) -> None:
+        rig.ran.append(job.number)
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    rig.provide(work)
+    await rig.account()
+    await rig.put()
+    async with rig.pumping() as pump:
+        await until(lambda: rig.ran)
+        await rig.transition("cancel", 1)
+        assert "cancelled by you; its coroutine goes on" in await rig.first_line()
+        gate.set()
+        await rig.at_rest(pump)
+        told = [kind for kind in await rig.events() if kind == "logged"]
+        assert len(told) == 1
+
+
 async def test_a_thread_over_its_time_holds_its_slot_and_its_result_counts(rig: Rig) -> None:
     go_on = threading.Event()
     flags: list[bool] = []
@@ -944,7 +1005,7 @@ async def test_a_process_over_its_time_is_ended(rig: Rig) -> None:
 
     rig.provide(work, executor="process")
     await rig.account()
-    await rig.put(timeout_ms=1500, max_attempts=1)
+    await rig.put(timeout_ms=4000, max_attempts=1)
     async with rig.pumping() as pump:
         pid = int(await rig.first_line())
         await rig.at_rest(pump)

@@ -27,6 +27,7 @@ from vqkit.errors import (
 )
 from vqkit.job import STATUSES
 from vqkit.pump import Pump
+from vqkit.run import Summary
 from vqkit.testing import ManualClock, drain, drained
 
 NASTY = "<img src=x onerror=alert(1)>&\"'"
@@ -893,3 +894,44 @@ def test_a_doubt_is_told_with_what_to_do(tmp_path: Path) -> None:
             q.check()
         q.resolve(1, "give_up")
         assert q.job(1).status == "failed"
+
+
+def test_a_run_that_is_paused_returns_and_says_so(q: Queue) -> None:
+    begun, more = threading.Event(), threading.Event()
+
+    def render(job: Any) -> None:
+        begun.set()
+        assert more.wait(20)
+
+    def pause() -> None:
+        assert begun.wait(20)
+        q.pause()
+        more.set()
+
+    q.put_many([{"n": n} for n in range(3)])
+    pausing = threading.Thread(target=pause)
+    pausing.start()
+    summary = q.run(render, concurrency=1)
+    pausing.join()
+    assert (summary.counts["completed"], summary.counts["queued"]) == (1, 2)
+    assert summary.why["the queue"] == "paused by you: q.resume() lets it go on"
+    assert "paused by you" in str(summary)
+    assert "paused" in str(q.run(render))  # and does not wait now either
+    q.resume()
+    assert q.run(render).is_complete
+
+
+def test_awaiting_a_run_ends_with_a_pause_and_the_run_goes_on_when_resumed(q: Queue) -> None:
+    async def render(job: Any) -> None:
+        """Does nothing."""
+
+    async def awaited() -> Summary:
+        return await run
+
+    q.pause()
+    q.put({})
+    run = q.start(render)
+    assert "paused by you" in str(asyncio.run(awaited()))
+    q.resume()
+    assert asyncio.run(awaited()).is_complete
+    run.stop()

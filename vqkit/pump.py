@@ -66,6 +66,7 @@ PRUNE_CHUNK = 500
 KEY_S, NO_KEY_S = 10.0, 1.0  # how long a look at a keyring counts that found a key, or none
 FULL_S = 30.0  # how long a job rests that found the disk full
 
+GOES_ON = "its coroutine goes on although it was cancelled: its slot is held until it ends"
 NO_ROOM = "the disk is full: finished files wait for room"
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -212,7 +213,10 @@ class Pump:
         self._ask(lambda: self._begin_stop(grace_s))
 
     def when_at_rest(self) -> Future[None]:
-        """Done when nothing runs and nothing waits that could run here, seen after this call."""
+        """Done when nothing runs and nothing waits that could run here, seen after this call.
+
+        While the queue is paused nothing could.
+        """
         rested: Future[None] = Future()
         self._ask(lambda: self._await_rest(rested))
         return rested
@@ -292,8 +296,10 @@ class Pump:
             result = await self._turn()
             self._launch(result.claimed, result.accounts)
             for key in result.cancels:
-                if key in self._flights:
-                    self._flights[key].cancel()
+                flight = self._flights.get(key)
+                if flight is not None and not flight.is_cancelled:
+                    flight.cancel()
+                    self._errand(self._tell_if_it_goes_on(flight))
             if resters:
                 await self._tell_resters(resters, result)
             if self._is_stopping and not self._flights and not self._ended:
@@ -502,7 +508,8 @@ class Pump:
         }
 
         def at_rest(store: Store) -> bool:
-            return not store.owners() and (self._is_stopping or not store.has_work_for(list(lanes)))
+            is_over = self._is_stopping or result.is_paused
+            return not store.owners() and (is_over or not store.has_work_for(list(lanes)))
 
         is_busy = (
             self._reading or self._flights or self._ended or self._noted or self._strays.is_busy
@@ -596,6 +603,18 @@ class Pump:
             outcome = replace(outcome, cost_microusd=returned.value.get("cost_microusd"))
         return outcome
 
+    async def _tell_if_it_goes_on(self, flight: _Flight) -> None:
+        """Says why a job that was cancelled still holds its slot."""
+        can_stop = flight.executor.can_stop and not isinstance(flight.provider, RenderHandler)
+        if not can_stop or flight.task is None:
+            return
+        await asyncio.wait({flight.task}, timeout=STOP_S)
+        if not flight.task.done() and not flight.has_returned:
+            flight.notes.post(
+                "log", {"message": f"cancelled by you; {GOES_ON}", "level": "warning"}
+            )
+            self._wake.set()
+
     async def _within(self, limit_s: float, flight: _Flight, work: Work) -> Returned:
         """Runs it for at most so long. What cannot be ended then is left to end by itself."""
         attempt = asyncio.ensure_future(flight.executor.run(work))
@@ -611,14 +630,20 @@ class Pump:
         if flight.executor.can_stop:
             attempt.cancel()
             await asyncio.wait({attempt}, timeout=STOP_S)
-            raise _TookTooLongError(told)
+            if attempt.done():
+                raise _TookTooLongError(told)
         # To try again beside a call that still runs would be to run, and to pay, twice; and
         # the account's slot is taken as long as it does.
-        warning = f"{told}; a plain function cannot be ended: its slot is held until it returns"
+        why = "a plain function cannot be ended: its slot is held until it returns"
+        warning = f"{told}; {GOES_ON if flight.executor.can_stop else why}"
         work.notes.post("log", {"message": warning, "level": "warning"})
+        self._wake.set()
         try:
             return await attempt
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            me = asyncio.current_task()
+            if attempt.cancelled() and me is not None and not me.cancelling():
+                raise _TookTooLongError(told) from error  # it has given in after all
             raise
         except Exception as error:
             raise _TookTooLongError(f"{told}, and then ended in {error!r}") from error

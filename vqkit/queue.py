@@ -469,11 +469,11 @@ class Queue:
         shared = self._shared
         if handler is not None:
             provider = function_provider(handler, executor=executor)
+            self._ensure_account(provider.name, concurrency)
             shared.named_only |= shared.handlers - {provider.name}
             shared.named_only.discard(provider.name)
             shared.handlers.add(provider.name)
             shared.providers[provider.name] = provider
-            self._ensure_account(provider.name, concurrency)
         elif concurrency is not None:
             raise UsageError("concurrency goes with a handler; accounts have their own capacity")
 
@@ -511,8 +511,10 @@ class Queue:
     ) -> Summary:
         """Hands out work and waits until nothing is left to do; returns how it ended.
 
-        As `start`. An interrupt stops handing out new work and returns at once; what is at
-        work is followed to its end in the background.
+        As `start`. It also returns, and says why, where the rest cannot go on by itself: the
+        queue is paused, a budget is reached, accounts rest for good. An interrupt stops
+        handing out new work and returns at once; what is at work is followed to its end in
+        the background.
         """
         shared = self._shared
         before = shared.run
@@ -543,6 +545,15 @@ class Queue:
                     f" provider={name!r})"
                 )
             capacity = DEFAULT_CONCURRENCY if concurrency is None else concurrency
+            if self.budget is not None or self.budget_per_day is not None:
+                others = sorted({a.provider for a in self.accounts})
+                raise UsageError(
+                    f"this queue has a budget, and no account has the provider {name!r}: one made"
+                    " now would have no price, and its jobs would pass the budget by. Add it"
+                    f" yourself, q.accounts.add({name!r}, provider={name!r}, capacity={capacity},"
+                    " price=…) (0 where it costs nothing)"
+                    + (f", or let it serve {', '.join(others)}: q.provider(…)" if others else "")
+                )
             self.accounts.add(name, provider=name, capacity=capacity)
         elif concurrency is not None:
             if [account.name for account in mine] != [name]:
@@ -584,6 +595,8 @@ class Queue:
 
     def _summed_up(self, seconds: float, why: Mapping[str, str], recovered: Recovered) -> Summary:
         snapshot = self.snapshot()
+        if snapshot.is_paused:
+            why = {"the queue": "paused by you: q.resume() lets it go on", **why}
         failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
         return Summary(
             counts={status: n for status, n in snapshot.counts.items() if n},

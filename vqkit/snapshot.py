@@ -203,6 +203,9 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         failed = store.jobs(JobFilter(status=("failed",), limit=LIST_LENGTH, newest=True))
         lanes = store.waiting_lanes()
         paused = bool(store.setting("paused"))
+        has_budget = any(
+            store.setting(name) is not None for name in ("budget_microusd", "budget_day_microusd")
+        )
         log_bytes = store.log_bytes()
     views = tuple(RunnerView(r.id, r.pid, r.host, r.state, r.error, is_alive(r)) for r in runners)
     why = _why(runners, views) | used_up | _rests(accounts, now_ms)
@@ -235,6 +238,12 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         and not all(a.why_not for a in account_views)
     )
     notes = [f"process {v.pid}: {v.trouble}" for v in views if v.trouble]
+    uncounted = [a.name for a in accounts if has_budget and "price" not in a.limits]
+    if uncounted:
+        notes.append(
+            f"the budget does not count what runs on {', '.join(uncounted)}: without a price;"
+            " give it one, 0 where it costs nothing"
+        )
     if log_bytes > LOG_BYTES_WARNING:
         notes.append(
             f"the log file has grown to {log_bytes // 2**20} MB: another program keeps a read"
