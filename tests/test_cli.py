@@ -651,7 +651,10 @@ def test_a_doubt_is_ended_from_the_command_line(tmp_path, monkeypatch):
     assert "job 1 is in doubt" in told
     assert "vqkit resolve" in told
     assert "which job" in call(cli.main, ["resolve", "1"]).output
-    assert "job 1 is failed now" in call(cli.main, ["resolve", "1", "give-up"]).output
+    assert (
+        "job 1 is failed now"
+        in call(cli.main, ["resolve", "1", "give-up", "--cost", "0.31"]).output
+    )
     attached = call(cli.main, ["resolve", "2", "attach", "--value", '{"id": 7}', "--json"])
     assert json.loads(attached.stdout) == {"job": 2, "status": "queued"}
     assert "expected 'attach'" in call(cli.main, ["resolve", "3", "sent"]).output

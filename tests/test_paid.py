@@ -716,6 +716,47 @@ def test_give_up_fails_the_job_and_counts_what_it_may_have_cost(studio: Studio) 
         assert len(studio.renders()) == 1
 
 
+@pytest.mark.parametrize(("how", "after"), [("pay_again", 2 * COST), ("give_up", COST)])
+def test_what_the_one_in_doubt_cost_may_be_told(studio: Studio, how: Any, after: int) -> None:
+    with doubtful(studio) as q:
+        q.resolve(1, how, cost=0.31)
+        q.run()
+        assert spent(q) == after - COST + 310_000
+        assert next(row["money"] for row in q.cost_records()) == "billed"
+
+
+@pytest.mark.parametrize("how", ["attach", "not_sent"])
+def test_what_it_cost_is_asked_of_nobody_who_will_hear_it_otherwise(
+    studio: Studio, how: Any
+) -> None:
+    with doubtful(studio) as q, pytest.raises(UsageError, match="takes no cost"):
+        q.resolve(1, how, cost=0.31)
+
+
+def test_doubts_about_renders_that_are_gone_hold_up_no_other_job(studio: Studio) -> None:
+    """An account of one slot, one render whose id was forgotten, and a job that waits."""
+    studio.mock.set(forget_s=0.0)
+    with studio.open() as q:
+        put(q, 1)
+        q.run()
+        assert statuses(q) == {"in_doubt": 1}
+        assert q.job(1).is_open
+        studio.mock.set(forget_s=None)
+        q.put({"prompt": "another one"})
+        q.run()
+        assert statuses(q) == {"in_doubt": 1, "completed": 1}
+
+
+def test_what_the_provider_says_it_will_cost_goes_before_our_own_estimate(studio: Studio) -> None:
+    studio.mock.set(cost_spread=0.5, billed_on="start", forget_s=0.0)
+    with studio.open() as q:
+        put(q, 1)
+        q.run()
+        assert statuses(q) == {"in_doubt": 1}
+        q.resolve(1, "give_up")
+        assert spent(q) == studio.billed() != COST
+
+
 def test_cancelling_a_doubt_counts_what_it_may_have_cost(studio: Studio) -> None:
     with doubtful(studio) as q:
         q.cancel(1)
@@ -893,13 +934,36 @@ def test_what_is_not_found_may_turn_up_for_a_while_after_the_doubt_began(kind: A
     assert late.note.endswith("you decide") == (kind == "reject")
 
 
+@pytest.mark.parametrize("kind", ["client_id", "tag", "list"])
+def test_what_is_not_found_may_be_deleted_by_now_and_is_not_sent_again(kind: Any) -> None:
+    """The laptop was closed over night; the provider deletes what it made after an hour."""
+    provider: Any = Lost(kind)
+    provider.capabilities = Capabilities(kind, result_ttl_s=3600.0)
+    step = Step(1, RENDER, 0, "intent", True, "key", 1, "a", "{}", None, begun_ms=0)
+
+    def asked(now_ms: int) -> Any:
+        return asyncio.run(
+            reconcile(
+                *(step, provider, AccountKey("a")),
+                owned=set(),
+                now_ms=now_ms,
+                sink=lambda s: Path(s),
+            )
+        )
+
+    assert asked(3_599_999).is_settled
+    late = asked(3_600_000)
+    assert not late.is_settled
+    assert late.note.endswith("you decide")
+
+
 def test_a_key_the_provider_has_forgotten_is_not_sent_again() -> None:
     provider: Any = Lost("replay")
     provider.capabilities = Capabilities("replay", key_ttl_s=10.0)
     step = Step(1, RENDER, 0, "intent", True, "key", 1, "a", "{}", None, begun_ms=0)
     verdict = asyncio.run(
         reconcile(
-            step, provider, AccountKey("a"), owned=set(), now_ms=10_000, sink=lambda s: Path(s)
+            step, provider, AccountKey("a"), owned=set(), now_ms=9_000, sink=lambda s: Path(s)
         )
     )
     assert verdict.note.endswith("you decide")
@@ -1407,6 +1471,39 @@ def test_a_moderated_render_that_is_requeued_is_rendered_anew(studio: Studio) ->
 
 
 # -- results ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["replay", "none"])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_refusal_that_is_billed_is_counted_under_its_key(
+    studio: Studio, kind: Any, is_lost: bool
+) -> None:
+    """Also where its answer was lost and the provider is asked again."""
+    studio.mock.set(
+        idempotency=kind,
+        moderated=True,
+        moderated_on="submit",
+        moderated_billed=True,
+        cost_spread=0.5,
+        drop_after={"first": 1} if is_lost else False,
+    )
+    with studio.open() as q:
+        put(q, 1)
+        q.run()
+        (render,) = studio.renders()
+        if q.job(1).status == "in_doubt":
+            assert kind == "none"
+            q.resolve(1, "attach", value=render.id)
+            q.run()
+        assert q.job(1).status == "failed"
+        assert "not allowed" in str(q.job(1).error) or "content_policy" in str(q.job(1).error)
+        assert spent(q) == studio.billed() == render.billed_microusd
+        assert {row["key"] for row in q.cost_records()} == {render.key}
+        studio.mock.set(moderated=False)
+        q.requeue(1)
+        q.run().check()
+        assert len({r.key for r in studio.renders()}) == 2
+        assert spent(q) == studio.billed()
 
 
 def test_a_download_that_fails_four_times_never_causes_a_second_render(studio: Studio) -> None:

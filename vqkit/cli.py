@@ -656,8 +656,9 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
 @main.command()
 @click.argument("which", nargs=-1, metavar="[DB] JOB HOW")
 @click.option("--value", help="For attach: the render's id at the provider, or JSON")
+@click.option("--cost", type=float, help="For pay-again, give-up: what it cost, in dollars")
 @_as_json
-def resolve(which: tuple[str, ...], value: str | None, as_json: bool) -> None:
+def resolve(which: tuple[str, ...], value: str | None, cost: float | None, as_json: bool) -> None:
     """End a doubt about a paid call, by your word.
 
     HOW is attach (it was made, as --value), not-sent (it never arrived; make it), pay-again
@@ -670,7 +671,7 @@ def resolve(which: tuple[str, ...], value: str | None, as_json: bool) -> None:
         raise UsageError("one job at a time, please: each doubt is a decision of its own")
     how: Any = which[-1].replace("-", "_")
     with Queue(_existing(db)) as q:
-        job = q.resolve(numbers[0], how, value=_json_or_text(value))
+        job = q.resolve(numbers[0], how, value=_json_or_text(value), cost=cost)
         told = {"job": job.number, "status": job.status}
         click.echo(json.dumps(told) if as_json else f"job {job.number} is {job.status} now")
 

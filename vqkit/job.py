@@ -121,8 +121,11 @@ class Job(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Takes one of its account's slots: it runs, or the provider holds a render of it."""
-        return self.status == "running" or self.is_open
+        """Takes one of its account's slots: it runs, or the provider holds a render of it.
+
+        A doubt takes none: what is open there is over, or the provider does not know it.
+        """
+        return self.status == "running" or (self.is_open and self.status != "in_doubt")
 
     @property
     def is_open(self) -> bool:

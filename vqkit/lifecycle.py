@@ -92,8 +92,9 @@ def apply(
     There is no event where only the progress within a stage moved.
 
     `fence` is the claim's, for the verbs that need one. `change` carries what the verb is
-    about: `owner`, `account` (claim); `stage`, `progress` (stage); `message`, `level` (log);
-    `result_json` (complete); `not_before_ms`, `error_json`, `reason`, `crashed` (retry, fail);
+    about: `owner`, `account`, `reserve` (claim); `stage`, `progress` (stage); `message`,
+    `level` (log); `handle_json`, `reserve` (step, resolve); `result_json` (complete);
+    `not_before_ms`, `error_json`, `reason`, `crashed` (retry, fail);
     `to` (reclaim, resolve). `crashed=True` spends a crash instead of an attempt, and so does
     a reclaim, whose crashes are counted apart as `deaths`.
 
@@ -232,7 +233,8 @@ def _note(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
 def _step(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     """A step is done; where it opened a render, the job now belongs to that account."""
     handle_json = change.get("handle_json", job.handle_json)
-    after = changed(job, handle_json=handle_json, updated_ms=now_ms)
+    reserve = change.get("reserve", job.reserved_microusd)
+    after = changed(job, handle_json=handle_json, reserved_microusd=reserve, updated_ms=now_ms)
     return after, _event(kind, after, now_ms, name=change.get("name"))
 
 
@@ -338,12 +340,13 @@ def _resolve(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
     if to == "failed":
         return _fail(job, now_ms, change, kind)
     handle_json = change.get("handle_json")
+    reserve = change.get("reserve", job.reserved_microusd)
     after = changed(
         job,
         status="queued",
         handle_json=handle_json,
         account=job.account if handle_json is not None else None,
-        reserved_microusd=job.reserved_microusd if handle_json is not None else 0,
+        reserved_microusd=reserve if handle_json is not None else 0,
         generation=job.generation + bool(change.get("fresh")),
         not_before_ms=None,
         reason=change.get("reason"),
@@ -368,12 +371,14 @@ def _reclaim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
 def _cancelled(
     job: Job, now_ms: int, change: dict[str, Any], kind: str = "job.cancelled"
 ) -> tuple[Job, Event]:
+    handle_json = change.get("handle_json", job.handle_json)
+    reserve = change.get("reserve", job.reserved_microusd)
     after = changed(
         job,
         status="cancelled",
         cancel_requested=False,
-        handle_json=change.get("handle_json", job.handle_json),
-        reserved_microusd=_kept_reserve(job),
+        handle_json=handle_json,
+        reserved_microusd=reserve if handle_json is not None else 0,
         error_json=change.get("error_json", job.error_json),
         finished_ms=now_ms,
         updated_ms=now_ms,

@@ -334,7 +334,7 @@ class MockProvider:
         """Turns knobs, from the next request on and over restarts."""
         self._knobs = self._knobs.turned(knobs)
         self._config = self._config | knobs
-        if self._process.poll() is None:
+        if self.is_alive:
             self._control("PUT", "/_control", knobs)
 
     def fail_next(self, knob: str, times: int = 1) -> None:
@@ -386,10 +386,11 @@ class MockProvider:
     def capabilities(self) -> Capabilities:
         """What the knobs, as they are now, come to."""
         knobs = self._knobs
+        ends = (knobs.forget_s, None if knobs.fresh_links else knobs.link_ttl_s)
         return Capabilities(
             idempotency=knobs.idempotency,
             key_ttl_s=knobs.key_ttl_s,
-            result_ttl_s=knobs.forget_s if knobs.fresh_links else knobs.link_ttl_s,
+            result_ttl_s=min((ttl for ttl in ends if ttl is not None), default=None),
             has_fresh_links=knobs.fresh_links,
             download_needs_key=knobs.download_needs_key,
             billed_on=knobs.billed_on,
@@ -401,6 +402,11 @@ class MockProvider:
     def adapter(self, name: str = "mock") -> MockAdapter:
         """The provider as vqkit sees it; its capabilities are those of now."""
         return MockAdapter(self.url, self.capabilities(), name=name)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the server's process lives; `die_after` and `kill` end it."""
+        return bool(self._process.poll() is None)
 
     def kill(self) -> None:
         """SIGKILL to the server; the ledger stays."""
@@ -586,6 +592,7 @@ def _refusal(response: httpx.Response) -> ProviderError:
     by_status: ProviderErrorKind = "unknown" if status >= 500 or status < 400 else "invalid"
     facts: dict[str, Any] = {
         "is_billed": said.get("billed"),
+        "cost_microusd": said.get("cost_microusd"),
         "status": status,
         "code": said.get("code"),
     }

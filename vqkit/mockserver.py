@@ -226,7 +226,8 @@ class Api:
         call.wait_s = self._spread(call, knobs.answer_s, knobs.answer_spread, "answer_s", of)
         self._spoil(call, of, "die_after", "drop_after", "error_after", "html_after")
         if knobs.moderated_on == "submit" and render.ends == "moderated":
-            raise Refused(422, "content_policy", "this is not allowed", billed=True)
+            told = {"cost_microusd": render.billed_microusd} if knobs.tells_cost else {}
+            raise Refused(422, "content_policy", "this is not allowed", billed=True, **told)
         reply = self._view(call, render)
         if knobs.idempotency == "replay_blind":
             reply["request"] = render.request

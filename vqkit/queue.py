@@ -1054,16 +1054,22 @@ class Queue:
         how: Literal["attach", "not_sent", "pay_again", "give_up"],
         *,
         value: Any = None,
+        cost: float | None = None,
     ) -> Job:
         """Ends the doubt about a paid call, by your word.
 
         ``"attach"``: it was made, and `value` is what it gave (for a render at a provider its
         handle, such as ``{"id": "task-123"}``). ``"not_sent"``: it never arrived, and is made
         as if for the first time. ``"pay_again"``: make another one, whatever became of it.
-        ``"give_up"``: the job fails. `q.job(n).reason` and `q.events(job=n)` hold the evidence.
+        ``"give_up"``: the job fails. With these two `cost` is what the one in doubt has cost,
+        in dollars, as the provider's bill says; without it, what was set aside counts as
+        spent. `q.job(n).reason` and `q.events(job=n)` hold the evidence.
         """
         job = self.job(which)
         note = f"by you: {how.replace('_', ' ')}"
+        if cost is not None and how not in ("pay_again", "give_up"):
+            raise UsageError(f"resolve(…, {how!r}) takes no cost; 'pay_again' and 'give_up' do")
+        known: dict[str, Any] = {"cost_microusd": microusd("cost", cost), "reason": note}
         if how == "attach":
             return self._attach(job, value, note)
         if value is not None:
@@ -1072,9 +1078,9 @@ class Queue:
             case "not_sent":
                 return self._write(lambda s: s.resolve(job.number, reason=note))
             case "pay_again":
-                return self._write(lambda s: s.resolve(job.number, is_fresh=True, reason=note))
+                return self._write(lambda s: s.resolve(job.number, is_fresh=True, **known))
             case "give_up":
-                return self._write(lambda s: s.resolve(job.number, to="failed", reason=note))
+                return self._write(lambda s: s.resolve(job.number, to="failed", **known))
         raise UsageError(
             f"resolve(…, {how!r}): expected 'attach', 'not_sent', 'pay_again' or 'give_up'"
         )

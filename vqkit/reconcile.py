@@ -21,6 +21,8 @@ from .renders import answer_value
 __all__ = ["Verdict", "reconcile"]
 
 CLOCK_SKEW_MS = 120_000
+# A key is taken for known only so long: what is sent takes a while, and clocks differ.
+KEY_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class Verdict:
     """What became of a request in doubt.
 
     `value` is what the step gave, where it arrived; with ``is_settled`` and no value it was
-    not sent. Otherwise it stays in doubt; `note` says why, or what was found.
+    not sent, or with a `refusal` it will never be rendered. Otherwise it stays in doubt; `note`
+    says why, or what was found.
     """
 
     note: str
     value: Mapping[str, Any] | None = None
     is_settled: bool = False
+    refusal: ProviderError | None = None
 
 
 async def reconcile(
@@ -55,8 +59,8 @@ async def reconcile(
     """
     request: dict[str, Any] = codec.loads(step.request_json) or {}
     can = provider.capabilities
-    since_ms = max(step.begun_ms, doubt_ms or 0)
-    is_key_known = can.key_ttl_s is None or now_ms - step.begun_ms < 1000 * can.key_ttl_s
+    since_ms, age_ms = max(step.begun_ms, doubt_ms or 0), now_ms - step.begun_ms
+    is_key_known = can.key_ttl_s is None or age_ms < KEY_SHARE * 1000 * can.key_ttl_s
     match can.idempotency:
         case "replay" | "replay_blind" if is_key_known:
             # The frozen request goes with its key, so that even a blind replay is our own.
@@ -72,13 +76,20 @@ async def reconcile(
             if not verdict.is_settled and is_early:
                 return Verdict("it was accepted and is not listed yet")
             return verdict
-        case "client_id":
-            return await _poll(step, provider, account, now_ms - since_ms)
-        case "tag" | "list":
-            verdict = await _look(step, provider, account, request, owned, was_accepted=False)
-            is_early = now_ms - since_ms < 1000 * can.not_found_grace_s
-            if verdict.is_settled and verdict.value is None and is_early:
+        case "client_id" | "tag" | "list":
+            if can.idempotency == "client_id":
+                verdict = await _poll(step, provider, account)
+            else:
+                verdict = await _look(step, provider, account, request, owned, was_accepted=False)
+            if not verdict.is_settled or verdict.value is not None:
+                return verdict
+            if now_ms - since_ms < 1000 * can.not_found_grace_s:
                 return Verdict("not found yet; it may still turn up")
+            if can.result_ttl_s is not None and age_ms >= 1000 * can.result_ttl_s:
+                # A provider that deletes results may have made it, billed it and deleted it.
+                return Verdict(
+                    "not found, and what it made that long ago may be deleted by now; you decide"
+                )
             return verdict
     return Verdict("this provider cannot tell what became of a request; you decide")
 
@@ -94,19 +105,18 @@ async def _send_again(
         answer = await provider.submit(request, key=step.key, account=account, sink=sink)
     except ProviderError as error:
         if error.kind in ("invalid", "moderated"):
-            return Verdict(f"the provider refuses it: {error}", is_settled=True)
+            note = f"the provider refuses it: {error}"
+            return Verdict(note, is_settled=True, refusal=error)
         raise
     return Verdict("sent again with its key", answer_value(answer), is_settled=True)
 
 
-async def _poll(step: Step, provider: RenderProvider, account: AccountKey, for_ms: int) -> Verdict:
+async def _poll(step: Step, provider: RenderProvider, account: AccountKey) -> Verdict:
     handle = {"id": step.key}
     status = await provider.poll(handle, account=account)
     if status.state != "not_found":
         value = answer_value(Submitted(handle))
         return Verdict("the provider has a render of our id", value, is_settled=True)
-    if for_ms < 1000 * provider.capabilities.not_found_grace_s:
-        return Verdict("not found yet; it may still turn up")
     return Verdict("the provider has no render of our id", is_settled=True)
 
 

@@ -80,7 +80,8 @@ def once(
         value_json = _value_json(step, _start(step, function))
     except BaseException as error:
         if was_not_accepted(step, error):
-            channel.call("drop_step", step=step)
+            if not _was_billed(error):
+                channel.call("drop_step", step=step)
             _forget_call(step)
             raise
         raise _doubt(step, error) from error
@@ -112,7 +113,8 @@ async def once_async(
         value_json = _value_json(step, value)
     except BaseException as error:
         if was_not_accepted(step, error):
-            await asyncio.shield(channel.acall("drop_step", step=step))
+            if not _was_billed(error):
+                await asyncio.shield(channel.acall("drop_step", step=step))
             _forget_call(step)
             raise
         raise _doubt(step, error) from error
@@ -169,6 +171,13 @@ def was_not_accepted(step: Step, error: BaseException) -> bool:
     if not step.is_paid or isinstance(error, GiveUp | Snooze):
         return True
     return isinstance(error, ProviderError) and error.kind in NOT_ACCEPTED
+
+
+def _was_billed(error: BaseException) -> bool:
+    """True for a refusal that costs money: its key stays on record, as its bill does."""
+    if not isinstance(error, ProviderError):
+        return False
+    return error.kind == "moderated" and bool(error.is_billed)
 
 
 def _checked(name: str) -> str:

@@ -14,9 +14,9 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from . import codec, secrets
-from .attempt import ActiveJob, plain_result
+from .attempt import ActiveJob, describe_error, plain_result
 from .clock import Clock
-from .errors import StoreError, VqkitError
+from .errors import ProviderError, StoreError, VqkitError
 from .executors.base import Notes
 from .executors.local import in_thread
 from .job import Account, Event, Job, Step
@@ -187,6 +187,9 @@ class Strays:
         return True
 
     async def _write_down(self, job: Job, step: Step, verdict: Verdict) -> None:
+        if verdict.refusal is not None:
+            await self._fail(job, verdict.note, verdict.refusal)
+            return
         value_json = handle_json = None
         if verdict.value is not None:
             value_json = codec.dumps(dict(verdict.value), "answer")
@@ -197,6 +200,23 @@ class Strays:
         await self._store.acall(
             lambda s: s.resolve(
                 job.number, value_json=value_json, handle_json=handle_json, reason=verdict.note
+            )
+        )
+
+    async def _fail(self, job: Job, note: str, error: ProviderError) -> None:
+        """The provider will not render it, and may have billed the refusal."""
+        cost = error.facts.get("cost_microusd") if error.is_billed else None
+        if error.is_billed is False or error.kind == "invalid":
+            cost = 0
+        error_json = codec.dumps(describe_error(error), "error")
+        await self._store.acall(
+            lambda s: s.resolve(
+                job.number,
+                to="failed",
+                is_fresh=True,
+                cost_microusd=cost,
+                error_json=error_json,
+                reason=note,
             )
         )
 

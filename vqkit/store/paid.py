@@ -62,9 +62,7 @@ class PaidVerbs(Primitives):
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(step.job)
-            change = {"name": step.name}
-            if handle_json is not None:
-                change["handle_json"] = handle_json
+            change = {"name": step.name, **_opened(value_json, handle_json)}
             after, event = lifecycle.apply(job, "step", now_ms, fence, **change)
             self._write([(job, after)])
             self._write_step(_done(step, value_json, now_ms))
@@ -127,8 +125,9 @@ class PaidVerbs(Primitives):
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(step.job)
-            if handle_json is not None:
-                after = job._replace(handle_json=handle_json, updated_ms=now_ms)
+            if opened := _opened(value_json, handle_json):
+                reserve = opened.pop("reserve", job.reserved_microusd)
+                after = job._replace(reserved_microusd=reserve, updated_ms=now_ms, **opened)
                 self._write([(job, after)])
             self._write_step(_done(step, value_json, now_ms))
             data = codec.dumps({"name": step.name, "from": "receipt"})
@@ -148,20 +147,24 @@ class PaidVerbs(Primitives):
         value_json: str | None = None,
         handle_json: str | None = None,
         is_fresh: bool = False,
+        cost_microusd: int | None = None,
+        error_json: str | None = None,
         reason: str | None = None,
     ) -> Job:
         """Ends a job's doubt, by the user's or the provider's word, and returns the job.
 
         With `value_json` the step in doubt is done and gave that; with `handle_json` its
         render is open. Without either it was not sent, or with `is_fresh` another one is
-        to be made; `to="failed"` gives up.
+        to be made; `to="failed"` gives up. `cost_microusd` is what the one in doubt cost,
+        where somebody knows.
         """
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(number)
             change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
-            if handle_json is not None:
-                change["handle_json"] = handle_json
+            change |= _opened(value_json, handle_json)
+            if error_json is not None:
+                change["error_json"] = error_json
             after, event = lifecycle.apply(job, "resolve", now_ms, **change)
             for step in self.steps(number):
                 if step.state == "intent" and step.generation == job.generation:
@@ -174,6 +177,8 @@ class PaidVerbs(Primitives):
             if handle_json is None and value_json is None:
                 was_not_sent = to == "queued" and not is_fresh
                 spent = Bill("unknown", job.reserved_microusd)
+                if cost_microusd is not None:
+                    spent = Bill("billed" if cost_microusd else "not billed", cost_microusd)
                 self._settle_doubt(job, now_ms, Bill("not billed", 0) if was_not_sent else spent)
         return after
 
@@ -381,6 +386,17 @@ def step_key(job: Job, name: str) -> str:
 
 def _done(step: Step, value_json: str, now_ms: int) -> Step:
     return step._replace(state="done", value_json=redact(value_json), ended_ms=now_ms)
+
+
+def _opened(value_json: str | None, handle_json: str | None) -> dict[str, Any]:
+    """What a step that opened a render means for its job: its handle, and what is set aside.
+
+    What the provider says that it will cost is better than our own estimate.
+    """
+    if handle_json is None:
+        return {}
+    told = (codec.loads(value_json) or {}).get("cost_microusd")
+    return {"handle_json": handle_json} | ({} if told is None else {"reserve": told})
 
 
 def next_minutes(accounts: Sequence[Account]) -> list[int]:

@@ -118,7 +118,8 @@ _NEXT_DUE = (
 )
 _NEXT_EXPIRY = "SELECT min(expires_ms) FROM jobs WHERE status = 'queued' AND expires_ms IS NOT NULL"
 _LIVE = (
-    "SELECT account, count(*) FROM jobs WHERE status = 'running' OR is_open = 1 GROUP BY account"
+    "SELECT account, count(*) FROM jobs WHERE (status = 'running' OR is_open = 1)"
+    " AND status <> 'in_doubt' GROUP BY account"
 )
 _LIVE_BY_MODEL = (
     "SELECT account, model, count(*) FROM jobs WHERE status = 'running' OR is_open = 1"
