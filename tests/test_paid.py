@@ -857,6 +857,42 @@ def test_an_answer_that_is_none_is_a_doubt_too(studio: Studio, kind: Any, knob: 
         assert studio.times() == dict.fromkeys(prompts, 1)
 
 
+@pytest.mark.parametrize("kind", ["client_id", "tag", "list"])
+def test_one_answer_that_it_is_not_there_is_not_believed(studio: Studio, kind: Any) -> None:
+    """The provider was away, and what answers first when it is back lags behind."""
+    lag: dict[str, Any] = {"list_lag_s": 0.3} if kind != "client_id" else {"not_found_polls": 1}
+    studio.mock.set(idempotency=kind, drop_after={"first": 1}, **lag)
+    with studio.open() as q:
+        studio.bind(q, not_found_grace_s=0.0 if kind == "client_id" else 0.4)
+        put(q, 1)
+        q.run().check()
+        assert len(studio.renders()) == 1
+        assert spent(q) == studio.billed()
+
+
+def test_a_replay_that_is_refused_as_wrong_says_nothing_of_the_first(studio: Studio) -> None:
+    """It may be the key that is wrong now, and the first one was rendered."""
+    studio.mock.set(drop_after={"first": 1})
+    with studio.open() as q:
+        plain = studio.adapter.submit
+        answers = [plain]
+
+        async def submit(*args: Any, **options: Any) -> Any:
+            if answers:
+                return await answers.pop()(*args, **options)
+            raise ProviderError("this key had another request", "invalid")
+
+        studio.adapter.submit = submit
+        put(q, 1)
+        q.run()
+        assert statuses(q) == {"in_doubt": 1}
+        assert "you decide" in notes(q)
+        studio.adapter.submit = plain
+        q.resolve(1, "attach", value=studio.renders()[0].id)
+        q.run().check()
+        assert spent(q) == studio.billed() == COST
+
+
 def test_two_equal_requests_in_doubt_are_never_told_the_same_render(studio: Studio) -> None:
     studio.mock.set(idempotency="list")
     with studio.open({"a": 2}) as q:
@@ -911,7 +947,7 @@ def test_what_is_not_found_may_turn_up_for_a_while_after_the_doubt_began(kind: A
     """A request that timed out after half a minute may be accepted after it."""
     step = Step(1, RENDER, 0, "intent", True, "key", 1, "a", "{}", None, begun_ms=0)
 
-    def asked(now_ms: int) -> Any:
+    def asked(now_ms: int, was_missing: bool = True) -> Any:
         def no_sink(suffix: str) -> Path:
             raise AssertionError
 
@@ -923,11 +959,13 @@ def test_what_is_not_found_may_turn_up_for_a_while_after_the_doubt_began(kind: A
                 owned=set(),
                 now_ms=now_ms,
                 doubt_ms=30_000,
+                was_missing=was_missing,
                 sink=no_sink,
             )
         )
 
     early, late = asked(59_999), asked(60_000)
+    assert not asked(60_000, was_missing=False).is_settled
     assert not early.is_settled
     assert not early.note.endswith("you decide")
     assert late.is_settled == (kind != "reject")
@@ -946,6 +984,7 @@ def test_what_is_not_found_may_be_deleted_by_now_and_is_not_sent_again(kind: Any
             reconcile(
                 *(step, provider, AccountKey("a")),
                 owned=set(),
+                was_missing=True,
                 now_ms=now_ms,
                 sink=lambda s: Path(s),
             )
@@ -1424,6 +1463,7 @@ def test_a_render_that_goes_on_after_its_try_ended_is_counted_once(studio: Studi
         run.stop(None)
         assert len(studio.renders()) == 1
         assert spent(q) == studio.billed() == COST
+        assert "estimated" not in {row["money"] for row in q.cost_records()}
 
 
 def test_a_try_that_handed_its_open_render_on_is_not_counted_with_the_next(studio: Studio) -> None:

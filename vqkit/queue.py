@@ -996,6 +996,7 @@ class Queue:
                 paid.setdefault(step.job, []).append(step)
         attempts = self.attempts()
         last = {(a.job, a.generation): a.fence for a in attempts}
+        aside = {(j.number, j.generation) for j in self.iter_jobs() if j.reserved_microusd}
         for attempt in attempts:
             # Of its own render, and of those that `job.fresh()` found useless in this try.
             sent = [
@@ -1004,9 +1005,12 @@ class Queue:
                 if attempt.generation == step.generation or attempt.fence == step.fence
             ]
             handles = [handle_of(step.name, step.value) for step in sent]
-            money = attempt.money or ("estimated" if attempt.reserved_microusd else None)
-            if money == "estimated" and last[attempt.job, attempt.generation] != attempt.fence:
-                money = "handed on"
+            render, money = (attempt.job, attempt.generation), attempt.money
+            if money is None and attempt.reserved_microusd:
+                if last[render] != attempt.fence:
+                    money = "handed on"
+                elif render in aside:  # else another attempt has settled it
+                    money = "estimated"
             cost = attempt.cost_microusd
             yield {
                 "job": attempt.job,

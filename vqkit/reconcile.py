@@ -31,13 +31,14 @@ class Verdict:
 
     `value` is what the step gave, where it arrived; with ``is_settled`` and no value it was
     not sent, or with a `refusal` it will never be rendered. Otherwise it stays in doubt; `note`
-    says why, or what was found.
+    says why, or what was found; ``is_missing`` that it was looked for and not found.
     """
 
     note: str
     value: Mapping[str, Any] | None = None
     is_settled: bool = False
     refusal: ProviderError | None = None
+    is_missing: bool = False
 
 
 async def reconcile(
@@ -48,13 +49,15 @@ async def reconcile(
     owned: Set[str],
     now_ms: int,
     doubt_ms: int | None = None,
+    was_missing: bool = False,
     sink: Callable[[str], Path],
 ) -> Verdict:
     """Asks the provider about the paid step of a job in doubt. Never spends twice.
 
     `owned` are the handles, as canonical JSON, that other jobs of the account have.
     `doubt_ms` is when the doubt began: what is not found may still turn up for a while after
-    that, for a request that timed out may arrive long after it was begun. Raises
+    that, for a request that timed out may arrive long after it was begun; and it must have been
+    missing before (`was_missing`), for one answer may be that of a server that lags. Raises
     ProviderError where the provider cannot be asked now.
     """
     request: dict[str, Any] = codec.loads(step.request_json) or {}
@@ -83,8 +86,8 @@ async def reconcile(
                 verdict = await _look(step, provider, account, request, owned, was_accepted=False)
             if not verdict.is_settled or verdict.value is not None:
                 return verdict
-            if now_ms - since_ms < 1000 * can.not_found_grace_s:
-                return Verdict("not found yet; it may still turn up")
+            if now_ms - since_ms < 1000 * can.not_found_grace_s or not was_missing:
+                return Verdict("not found yet; it may still turn up", is_missing=True)
             if can.result_ttl_s is not None and age_ms >= 1000 * can.result_ttl_s:
                 # A provider that deletes results may have made it, billed it and deleted it.
                 return Verdict(
@@ -104,7 +107,10 @@ async def _send_again(
     try:
         answer = await provider.submit(request, key=step.key, account=account, sink=sink)
     except ProviderError as error:
-        if error.kind in ("invalid", "moderated"):
+        if error.kind == "invalid":
+            # Perhaps because of its key: it does not say what became of the first one.
+            return Verdict(f"the provider refuses it when it is sent again: {error}; you decide")
+        if error.kind == "moderated":
             note = f"the provider refuses it: {error}"
             return Verdict(note, is_settled=True, refusal=error)
         raise

@@ -61,6 +61,7 @@ class Strays:
         self._outputs, self._clock = outputs, clock
         self._again_ms: dict[int, tuple[int, float]] = {}
         self._told: dict[int, str] = {}
+        self._missing: set[str] = set()
         self._at: set[int] = set()
         self._looking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.held: set[int] = set()
@@ -176,8 +177,13 @@ class Strays:
             owned=owned,
             now_ms=self._clock.now_ms(),
             doubt_ms=job.updated_ms,
+            was_missing=step.key in self._missing,
             sink=lambda suffix: active.kept_part(suffix, next(parts)),
         )
+        if verdict.is_missing:
+            self._missing.add(step.key)
+        else:
+            self._missing.discard(step.key)
         await self._tell(job, verdict.note)
         if not verdict.is_settled:
             if verdict.note.endswith("you decide"):
@@ -206,7 +212,7 @@ class Strays:
     async def _fail(self, job: Job, note: str, error: ProviderError) -> None:
         """The provider will not render it, and may have billed the refusal."""
         cost = error.facts.get("cost_microusd") if error.is_billed else None
-        if error.is_billed is False or error.kind == "invalid":
+        if error.is_billed is False:
             cost = 0
         error_json = codec.dumps(describe_error(error), "error")
         await self._store.acall(
