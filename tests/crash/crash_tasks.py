@@ -20,16 +20,20 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import anyio._backends._asyncio  # noqa: F401 - loaded once, before anything forks
+import httpx  # noqa: F401 - the same
 from crash_kit import Ledger, until
 
 import vqkit.pump
 import vqkit.queue
 import vqkit.run
 import vqkit.store.migrations
-from vqkit import GiveUp, Queue, Retry
+from vqkit import GiveUp, Queue, Retry, policy, renders, strays
 from vqkit.errors import PumpError, StoreError
+from vqkit.mock import MockAdapter
 from vqkit.outputs import OutputFolder
 from vqkit.providers import local as _local  # noqa: F401 - loaded once, before anything forks
+from vqkit.providers.contract import Capabilities
 from vqkit.store.files import WriteMutex
 from vqkit.store.sqlite import SqliteStore
 
@@ -519,6 +523,46 @@ def _die_at(n: int | None) -> list[str]:
     return seen
 
 
+def storm(
+    db: str,
+    url: str,
+    can: Any,
+    capacity: dict[str, int],
+    keys: dict[str, list[str]],
+    generations: str,
+    prompts: list[dict[str, Any]],
+) -> None:
+    """Renders at a provider until nothing is left that can be done without a person.
+
+    `generations` is a file that says which of an account's `keys` is the one to use now.
+    """
+    vqkit.run.LOOK_S, vqkit.pump.POLL_S = 0.005, 0.1
+    renders.LOOK_S, renders.POLL_S, renders.REST_S = 0.02, (0.02, 0.2), 0.3
+    strays.AGAIN_S, policy.LEARNED_RISE_MS = (0.05, 0.5), 500
+    policy.FULL_S, policy.NOT_SENT_S, policy.RATE_S = 0.2, 0.2, 0.4
+
+    def look() -> None:
+        for name, generation in json.loads(Path(generations).read_text()).items():
+            os.environ[f"STORM_{name}"] = keys[name][generation - 1]
+
+    def keep_looking() -> None:
+        while True:
+            time.sleep(0.02)
+            look()
+
+    look()
+    threading.Thread(target=keep_looking, daemon=True).start()
+    with Queue(db) as q:
+        for name, most in capacity.items():
+            q.accounts.add(
+                name, provider="mock", capacity=most, credential=f"env:STORM_{name}", price=0.25
+            )
+        q.provider("mock", MockAdapter(url, Capabilities(**can), timeout_s=5.0))
+        q.put_many(prompts)
+        q.run(retry=Retry(max_attempts=4, **QUICK))
+    os._exit(0)
+
+
 def hold_mutex(db: str, ready: str) -> None:
     """Stops itself inside a write transaction; when continued, commits and ends."""
     store = SqliteStore(db)
@@ -584,7 +628,7 @@ def _become(log: str) -> None:
 TASKS: dict[str, Callable[..., None]] = {
     task.__name__: task
     for task in (
-        *(drain, batch, hold_mutex, put_one, pump_fails, leave, interrupts),
+        *(drain, batch, storm, hold_mutex, put_one, pump_fails, leave, interrupts),
         *(interrupted_then_closed, forked, asked_while_finishing),
     )
 }
