@@ -34,7 +34,7 @@ LIMITS = {"a": 5, "b": 3, "c": 2}  # of the provider; for a, the queue was told 
 MODELS = ("fox-1", "fox-2", "old")
 GRACE_S = 0.5
 DEADLINE_S = 240.0
-TOP_UP = 4_000_000
+PRICE, TOP_UP = 250_000, 4_000_000
 LINES_A_JOB = 12  # about how many lines of the ledger a job comes to
 # Each of them would leave nothing to compare, or nothing that could be noticed.
 LEFT_ALONE = {
@@ -72,7 +72,7 @@ def climate(kind: str, seed: int) -> dict[str, Any]:
         "concurrency": LIMITS,
         "limits_scope": draw.choice(("account", "account+model")),
         **{"per_minute": {"c": 30}, "per_day": {"b": 40}, "retry_after_s": 0.4},
-        **{"cost_microusd": 250_000, "cost_spread": 0.6},
+        **{"cost_microusd": PRICE, "cost_spread": 0.6},
         "billed_on": draw.choice(("submit", "start", "success")),
         "moderated_on": draw.choice(("submit", "render")),
         "moderated_billed": draw.random() < 0.7,
@@ -106,7 +106,6 @@ class Storm:
             }
             for n in range(JOBS)
         ]
-        self.turned: set[str] = set()
         self.kills = 0
         self.did: Counter[str] = Counter()
         self.paid_again: set[str] = set()
@@ -129,7 +128,6 @@ class Storm:
     def rage(self) -> None:
         """Runs it until every job is over and the process was killed often enough."""
         knobs = climate(self.kind, self.seed)
-        self.turned |= knobs.keys()
         self._tell_keys()
         self._end_s = time.monotonic() + DEADLINE_S
         with (
@@ -137,16 +135,16 @@ class Storm:
             Queue(self.db) as self.q,
         ):
             for self._round in itertools.count(1):
-                self._live_once()
-                self._person(is_at_rest=True)
+                self._person(is_at_rest=self._live_once())
+                self._give_another_chance()
                 open_jobs = self._open()
                 if not open_jobs and self._is_settled():
                     break
                 assert time.monotonic() < self._end_s, f"{open_jobs} not over: {self.story()}"
             self._find_wrong()
 
-    def _live_once(self) -> None:
-        """One life of the process, to its rest or to its kill."""
+    def _live_once(self) -> bool:
+        """One life of the process; True if it came to rest before it was killed."""
         weather = {name: self._draw.choice(words) for name, words in WEATHER.items()}
         if self._round == 6:
             weather["retired"] = (MODELS[2],)
@@ -168,7 +166,10 @@ class Storm:
         )
         moments = [("kill", self._when_to_kill())] if self.kills < KILLS else []
         moments += [("cancel", self._soon()), ("outage", 3 * self._soon())]
-        self._watch(child, dict(moments))
+        is_at_rest = self._watch(child, dict(moments))
+        if not self.mock.is_alive:
+            self.mock.restart()
+        return is_at_rest
 
     def _soon(self) -> int:
         return self._seen() + round(self._draw.expovariate(1 / 60))
@@ -179,8 +180,8 @@ class Storm:
         share = LINES_A_JOB * left / (KILLS - self.kills + 1)
         return self._seen() + round(self._draw.uniform(0, 1.5) * share)
 
-    def _watch(self, child: Child, moments: dict[str, int]) -> None:
-        """Does what is to be done while the process lives."""
+    def _watch(self, child: Child, moments: dict[str, int]) -> bool:
+        """Does what is to be done while the process lives. True if it ended by itself."""
         restart_s, look_s, delay_s = self._draw.uniform(0, 0.3), 0.0, self._draw.uniform(0, 0.03)
         while child.code is None:
             now_s, seen = time.monotonic(), self._seen()
@@ -202,16 +203,14 @@ class Storm:
                 time.sleep(delay_s)
                 child.kill()
                 self.kills += child.code == -9
-                break
+                return False
             if now_s > look_s:
                 self._person()
                 look_s = now_s + 0.05
             time.sleep(0.002)
-        else:
-            assert child.code == 0, child.said
-            self.did["rests"] += 1
-        if not self.mock.is_alive:
-            self.mock.restart()
+        assert child.code == 0, child.said
+        self.did["rests"] += 1
+        return True
 
     def _seen(self) -> int:
         """How many lines the provider's ledger has; what they say of renders is read on the way."""
@@ -228,7 +227,6 @@ class Storm:
 
     def _turn(self, **knobs: Any) -> None:
         """Turns knobs of a provider that may die at any moment; they hold all the same."""
-        self.turned |= knobs.keys()
         with contextlib.suppress(OSError, http.client.HTTPException):
             self.mock.set(**knobs)
             return
@@ -249,7 +247,10 @@ class Storm:
         told.with_suffix(".new").replace(told)
 
     def _person(self, is_at_rest: bool = False) -> None:
-        """Looks at the queue and at the provider's own pages, and does what they ask for."""
+        """Looks at the queue and at the provider's own pages, and does what they ask for.
+
+        Doubts are the engine's to end until it rests; where nothing can be asked, the person's.
+        """
         self._seen()
         now_ms = time.time_ns() // 1_000_000
         for account in self.q.accounts:
@@ -260,8 +261,6 @@ class Storm:
             for job in self.q.jobs(status="in_doubt"):
                 if now_ms - job.updated_ms > 1000 * GRACE_S:
                     self._decide(job)
-        if is_at_rest:
-            self._give_another_chance()
 
     def _mend(self, account: Account) -> None:
         """What the reason says is to be done."""
@@ -364,9 +363,13 @@ class Storm:
         costs = self.q.costs().reset_index()
         costs["microusd"] = (costs["cost"].fillna(0.0) * 1e6).round().astype(int)
         self._expect("estimated" not in set(costs["money"]), "an estimate stands for good")
-        # What was forgotten before its cancelled job could be closed is counted as told.
+        # What was forgotten before its cancelled job could be closed is counted as the provider
+        # told in its answer, or at the account's price where that answer was lost.
         unknown = costs[costs["money"] == "unknown"]
-        told = {r.key: r.cost_microusd for r in self.renders if r.key in set(unknown["key"])}
+        told = {
+            key: (self.steps[key].value or {}).get("cost_microusd") or PRICE
+            for key in unknown["key"].dropna()
+        }
         for number, key in {*zip(unknown["job"], unknown["key"], strict=True)}:
             is_gone = self.jobs[number].status == "cancelled" and key in told
             self._expect(is_gone, f"what job {number} cost is not known", number)
