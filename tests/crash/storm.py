@@ -67,7 +67,7 @@ def climate(kind: str, seed: int) -> dict[str, Any]:
         "clock_offset_s": draw.choice((-41.5, 23.25)),
         "error_status": (500, 502, 504),
         **{"render_s": 0.05, "render_spread": 0.9, "render_polls": 1},
-        **{"answer_s": 0.01, "answer_spread": 0.9, "poll_after_s": 0.02},
+        **{"answer_s": 0.01, "answer_spread": 0.9, "poll_after_s": 0.04},
         **{"not_found_polls": 1, "list_lag_s": 0.1, "forget_s": 4},
         "concurrency": LIMITS,
         "limits_scope": draw.choice(("account", "account+model")),
@@ -206,8 +206,8 @@ class Storm:
                 return False
             if now_s > look_s:
                 self._person()
-                look_s = now_s + 0.05
-            time.sleep(0.002)
+                look_s = now_s + 0.1
+            time.sleep(0.005)
         assert child.code == 0, child.said
         self.did["rests"] += 1
         return True
