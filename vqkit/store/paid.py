@@ -396,7 +396,8 @@ def _opened(value_json: str | None, handle_json: str | None) -> dict[str, Any]:
     if handle_json is None:
         return {}
     told = (codec.loads(value_json) or {}).get("cost_microusd")
-    return {"handle_json": handle_json} | ({} if told is None else {"reserve": told})
+    is_amount = type(told) is int and told >= 0
+    return {"handle_json": handle_json} | ({"reserve": told} if is_amount else {})
 
 
 def next_minutes(accounts: Sequence[Account]) -> list[int]:
