@@ -142,8 +142,29 @@ def row_xml(number: int, cells: Iterable[object], style: int = 0) -> str:
     return f'<row r="{number}">{"".join(inside)}</row>'
 
 
+# Rows 2 to 12 of shots.xlsx: what a sheet looks like after a few people have worked on it.
+SHOTS: tuple[tuple[object, ...], ...] = (
+    ("20260501000000017", "A kite over the dunes", "ink", 2, None),
+    ("20260501000000018", "A marble rolls down a spiral", None, 2, None),  # ink goes on: merged
+    ("20260501000000019", "Rain on a tin roof", "pastel", 2, None),
+    ("20260501000000020", "Smoke over the harbour", "oil", 2, None),  # filtered out
+    ("20260501000000021", "A kettle comes to the boil", "neon", 3, None),  # filtered out
+    (20260501000000022, "Snow falls on a market", "ink", 2, None),  # a number: digits are lost
+    ("20260501000000023", Formula('A2&" again"'), "ink", 2, None),  # never calculated
+    ("20260501000000024", "  A tram turns the corner ", "pastel", 2, 5),
+    (),
+    ("20260501000000025", "The last light on the pier", "pastel", Formula("1+1", 2), None),
+    ("20260501000000026", "A first idea, put aside", "ink", 2, None),  # hidden by hand
+)
+SHOTS_COLUMNS = ("id", "prompt", "style", "seconds", "priority")
+
+
 def workbook(
-    sheet: str, rows: Sequence[str], widths: Sequence[int], dimension: str | None = None
+    sheet: str,
+    rows: Sequence[str],
+    widths: Sequence[int],
+    dimension: str | None = None,
+    behind: str = "",
 ) -> bytes:
     """An .xlsx file with one sheet, its header frozen."""
     columns = "".join(
@@ -165,14 +186,20 @@ def workbook(
         "xl/styles.xml": STYLES,
         "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{MAIN}">{stated}<sheetViews>'
         f'<sheetView workbookViewId="0">{frozen}</sheetView></sheetViews>'
-        f"<cols>{columns}</cols><sheetData>{''.join(rows)}</sheetData></worksheet>",
+        f"<cols>{columns}</cols><sheetData>{''.join(rows)}</sheetData>{behind}</worksheet>",
     }
+    return archive_of(parts)
+
+
+def archive_of(parts: dict[str, str]) -> bytes:
+    """An archive of XML parts, without compression and with no date."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, xml in parts.items():
             part = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             part.create_system = 3  # else it says which system it was made on
-            head = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
+            is_xml = name != "mimetype"
+            head = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n' if is_xml else ""
             archive.writestr(part, head + xml)
     return file.getvalue()
 
@@ -193,6 +220,84 @@ def awkward_xlsx() -> bytes:
         blank = "".join(f'<c r="{letter}{number}" s="4"/>' for letter in "ABCDEF")
         rows.append(f'<row r="{number}"{hidden}>{blank}</row>')
     return workbook("Shots", rows, (6, 40, 9, 9, 18, 9), dimension="A1:B5")
+
+
+def shots_xlsx() -> bytes:
+    """A workbook with cells merged, rows hidden and filtered out, and ids that are numbers."""
+    rows = [row_xml(1, SHOTS_COLUMNS, style=1)]
+    rows += [row_xml(number, row) for number, row in enumerate(SHOTS, 2)]
+    for number in (5, 6, 12):
+        rows[number - 1] = rows[number - 1].replace("<row ", '<row hidden="1" ', 1)
+    # Excel writes 17 digits in this form, of which it has kept fifteen.
+    rows[6] = rows[6].replace("<v>20260501000000022</v>", "<v>2.0260501E+16</v>")
+    behind = (
+        '<autoFilter ref="A1:E11"><filterColumn colId="2"><filters><filter val="ink"/>'
+        '<filter val="pastel"/></filters></filterColumn></autoFilter>'
+        '<mergeCells count="1"><mergeCell ref="C2:C3"/></mergeCells>'
+    )
+    return workbook("Shots", rows, (20, 40, 9, 9, 9), dimension=f"A1:E{len(rows)}", behind=behind)
+
+
+ODS_TYPE = "application/vnd.oasis.opendocument.spreadsheet"
+ODF = "urn:oasis:names:tc:opendocument:xmlns:{}:1.0"
+
+
+def prompts_ods() -> bytes:
+    """The prompts as LibreOffice saves them."""
+    spaces = "".join(f' xmlns:{name}="{ODF.format(name)}"' for name in ("office", "table", "text"))
+    rows = "".join(ods_row(row) for row in (COLUMNS, *PROMPTS))
+    rest = '<table:table-row table:number-rows-repeated="1048563"><table:table-cell/>'
+    content = (
+        f'<office:document-content{spaces} office:version="1.3"><office:body><office:spreadsheet>'
+        f'<table:table table:name="Prompts">{rows}{rest}</table:table-row></table:table>'
+        "</office:spreadsheet></office:body></office:document-content>"
+    )
+    entries = "".join(
+        f'<manifest:file-entry manifest:full-path="{path}" manifest:media-type="{kind}"/>'
+        for path, kind in (("/", ODS_TYPE), ("content.xml", "text/xml"))
+    )
+    manifest = f'<manifest:manifest xmlns:manifest="{ODF.format("manifest")}">{entries}'
+    return archive_of(
+        {
+            "mimetype": ODS_TYPE,
+            "content.xml": content,
+            "META-INF/manifest.xml": f"{manifest}</manifest:manifest>",
+        }
+    )
+
+
+def ods_row(row: Iterable[object]) -> str:
+    """One row of cells of an .ods."""
+    cells = []
+    for value in row:
+        text = f"<text:p>{escape(str(value))}</text:p>"
+        match value:
+            case None:
+                cells.append("<table:table-cell/>")
+            case int() | float():
+                kind = f'office:value-type="float" office:value="{value}"'
+                cells.append(f"<table:table-cell {kind}>{text}</table:table-cell>")
+            case _:
+                kind = 'office:value-type="string"'
+                cells.append(f"<table:table-cell {kind}>{text}</table:table-cell>")
+    return f"<table:table-row>{''.join(cells)}</table:table-row>"
+
+
+def german_csv() -> bytes:
+    """The first prompts as a German Excel saves a .csv: semicolons, commas, Windows-1252."""
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=";", lineterminator="\r\n")
+    writer.writerow(COLUMNS)
+    for row in PROMPTS[:9]:
+        cells = ("" if cell is None else str(cell) for cell in row)
+        writer.writerow([cell.replace("1.5", "1,5") for cell in cells])
+    return file.getvalue().replace("German on purpose", "für die Prüfung").encode("cp1252")
+
+
+def prompts_json() -> bytes:
+    """The prompts as one list of objects."""
+    items = [json.loads(line) for line in prompts_jsonl().splitlines()]
+    return (json.dumps(items, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def delimited(separator: str) -> bytes:
@@ -221,7 +326,12 @@ def samples() -> dict[str, bytes]:
         "prompts.tsv": delimited("\t"),
         "prompts.jsonl": prompts_jsonl(),
         "prompts.txt": "".join(f"{row[0]}\n" for row in PROMPTS).encode(),
+        "prompts.json": prompts_json(),
+        "prompts.ods": prompts_ods(),
+        "prompts-german.csv": german_csv(),
         "awkward.xlsx": awkward_xlsx(),
+        "shots.xlsx": shots_xlsx(),
+        **{f"texts/{n:02}.txt": f"{row[0]}\n".encode() for n, row in enumerate(PROMPTS[:3], 1)},
     }
 
 
@@ -229,6 +339,7 @@ def main(folder: Path = SAMPLES) -> None:
     """Writes every sample into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in samples().items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
 
 

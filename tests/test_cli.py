@@ -658,3 +658,20 @@ def test_a_doubt_is_ended_from_the_command_line(tmp_path, monkeypatch):
     attached = call(cli.main, ["resolve", "2", "attach", "--value", '{"id": 7}', "--json"])
     assert json.loads(attached.stdout) == {"job": 2, "status": "queued"}
     assert "expected 'attach'" in call(cli.main, ["resolve", "3", "sent"]).output
+
+
+def test_plan_shows_what_run_would_do_and_makes_nothing():
+    sheet("foxes.csv", ["a fox", "two foxes"], {**SMALL})
+    told = call("plan", "foxes.csv")
+    assert "foxes.csv: 2 jobs to put, all new" in told
+    assert "vqkit run foxes.csv does this; nothing has been put yet" in told
+    assert not Path("runs").exists()
+
+
+def test_plan_compares_a_sheet_with_its_queue(foxes):
+    sheet("foxes.csv", ["a fox", "two foxes", "an owl", "bad", "later"], {})
+    before = foxes.read_bytes()
+    told = call("plan", "foxes.csv")
+    assert "1 job to put (1 changed), 4 the same" in told
+    assert "2 completed, 1 failed, 1 cancelled" in told
+    assert len(before) == len(foxes.read_bytes())

@@ -487,7 +487,7 @@ def test_columns_say_what_they_are_taken_for(q: Queue) -> None:
         "x": ("payload", "number (1), text (1)"),
         "tags": ("payload", "JSON (1)"),
     }
-    assert "1 cell of 'prompt' with spaces around the text, kept (rows 1)." in plan.notes
+    assert "1 cell of 'prompt' with spaces around the text, kept (row 1)." in plan.notes
 
 
 def test_encoding_and_separator_are_said(q: Queue, tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from vqkit.intake import read, specs
 from vqkit.job import JobSpec, RowProblem
 
 DATA = Path(__file__).parent.parent / "data"
-PROMPT_FILES = ("prompts.xlsx", "prompts.csv", "prompts.tsv", "prompts.jsonl", "prompts.txt")
+PROMPT_FILES = (
+    *("prompts.xlsx", "prompts.ods", "prompts.csv", "prompts.tsv", "prompts.jsonl"),
+    *("prompts.json", "prompts.txt"),
+)
 
 
 def made() -> dict[str, bytes]:
@@ -37,7 +40,7 @@ def test_the_samples_are_what_the_maker_makes() -> None:
 def test_openpyxl_opens_the_workbooks_in_full_mode() -> None:
     import openpyxl
 
-    for name in ("prompts.xlsx", "awkward.xlsx"):
+    for name in ("prompts.xlsx", "awkward.xlsx", "shots.xlsx"):
         sheet = openpyxl.load_workbook(DATA / "samples" / name).active
         assert sheet is not None
         assert "prompt" in [cell.value for cell in sheet[1]]
@@ -56,11 +59,12 @@ def rows_of(name: str) -> list[dict[str, object]]:
     return [dict(job.payload) for job in jobs_of(name) if isinstance(job, JobSpec)]
 
 
-def test_the_workbook_and_the_json_lines_make_the_same_jobs() -> None:
-    xlsx, jsonl = jobs_of("prompts.xlsx"), jobs_of("prompts.jsonl")
-    assert [job.key for job in xlsx if isinstance(job, JobSpec)] == [
-        job.key for job in jsonl if isinstance(job, JobSpec)
-    ]
+def test_workbooks_and_json_make_the_same_jobs() -> None:
+    xlsx = jobs_of("prompts.xlsx")
+    for name in ("prompts.jsonl", "prompts.json", "prompts.ods"):
+        assert [job.key for job in xlsx if isinstance(job, JobSpec)] == [
+            job.key for job in jobs_of(name) if isinstance(job, JobSpec)
+        ]
     assert [job.priority for job in xlsx if isinstance(job, JobSpec)][:2] == [0, 5]
 
 
@@ -94,3 +98,30 @@ def test_the_awkward_workbook_runs_what_can_run_and_names_the_rest() -> None:
     assert runs[12]["id"] == 15
     assert runs[13]["prompt"] == "  spaces around  "
     assert len({job.key for job in jobs if isinstance(job, JobSpec)}) == len(runs)
+
+
+def test_the_german_sheet_is_read_with_its_accents() -> None:
+    rows = rows_of("prompts-german.csv")
+    assert len(rows) == 9
+    assert rows[8]["note"] == "für die Prüfung"
+    assert rows[6]["seconds"] == "1,5"
+
+
+def test_the_folder_of_texts_is_a_prompt_a_file() -> None:
+    assert [row["file"] for row in rows_of("texts")] == ["01.txt", "02.txt", "03.txt"]
+    assert [row["prompt"] for row in rows_of("texts")] == [
+        row["prompt"] for row in rows_of("prompts.jsonl")[:3]
+    ]
+
+
+def test_the_workbook_of_shots_says_why_a_row_does_not_run() -> None:
+    jobs = jobs_of("shots.xlsx")
+    assert {job.row: job.kind for job in jobs if isinstance(job, RowProblem)} == {
+        3: "merged continuation",
+        5: "filtered out",
+        6: "filtered out",
+        7: "digits lost",
+        8: "formula without a value",
+        12: "hidden",
+    }
+    assert [job.row for job in jobs if isinstance(job, JobSpec)] == [2, 4, 9, 11]

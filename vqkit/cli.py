@@ -12,6 +12,7 @@ import os
 import signal
 import sqlite3
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -35,6 +36,7 @@ from .errors import NotAQueue, PumpError, UsageError, VqkitError
 from .job import STATUSES, Added, Event, Job
 from .liveness import is_alive
 from .notebook.terminal import headline, picture
+from .plan import Plan
 from .queue import Queue
 from .run import Run, Summary
 from .snapshot import Snapshot, duration_text, take
@@ -155,9 +157,10 @@ def run(
                 " too (for another queue: --db)",
                 "yellow",
             )
-        added = q.load(file, sheet=sheet)
-        _tell_added(screen, table, added, q)
         _settle_accounts(q, provider, accounts, capacity)
+        plan = q.plan(file, sheet=sheet)
+        added = plan.put()
+        _tell_added(screen, plan, added, q)
         for note in q.snapshot().waiting:
             screen.say(note, "yellow")
         if q.snapshot().is_paused:
@@ -171,6 +174,24 @@ def run(
     if stopped_by is not None:
         sys.exit(128 + stopped_by)
     sys.exit(0 if summary.is_complete and summary.counts else 1)
+
+
+@main.command(name="plan")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--db", type=click.Path(path_type=Path), help="The queue; else runs/NAME.db")
+@click.option("--sheet", help="The sheet of a workbook; else its first")
+@click.option("--hidden", is_flag=True, help="Rows that are hidden or filtered out too")
+def plan_(file: Path, db: Path | None, sheet: str | None, hidden: bool) -> None:
+    """Show what "vqkit run FILE" would do: rows, problems, cost and time. Puts nothing."""
+    db = db or _queue_of(file)
+    does_it = f"vqkit run {file} does this; nothing has been put yet"
+    if db.is_file():
+        with Queue(db) as q:
+            click.echo(q.plan(file, sheet=sheet, hidden=hidden).text(does_it))
+        return
+    with tempfile.TemporaryDirectory() as folder, Queue(Path(folder, "plan.db")) as q:
+        _settle_accounts(q, PROVIDERS[0], None, None)  # those that run would make
+        click.echo(q.plan(file, sheet=sheet, hidden=hidden).text(does_it))
 
 
 def _check_run(accounts: int | None, capacity: int | None, provider: str) -> None:
@@ -226,11 +247,18 @@ def _settle_accounts(q: Queue, provider: str, accounts: int | None, capacity: in
         q.accounts.disable(name)
 
 
-def _tell_added(screen: _Screen, table: intake.Table, added: Added, q: Queue) -> None:
+def _tell_added(screen: _Screen, plan: Plan, added: Added, q: Queue) -> None:
     jobs = added.new + added.existing + added.changed + added.conflicts
-    screen.say(f"Read {clean(table.source)}: {count(jobs, 'job')}, {_added_text(added)}.")
-    for note in table.notes:
+    screen.say(f"Read {clean(plan.source)}: {count(jobs, 'job')}, {_added_text(added)}.")
+    for note in plan.notes:
         screen.say(f"  {clean(note)}")
+    if plan.forecast:
+        screen.say(f"Expected: {plan.forecast}.")
+    if added.beside:
+        rows = count(added.beside, "row")
+        screen.say(f"{rows} changed after the work had begun: a new job each, the old one stays.")
+    if added.gone:
+        screen.say(f"{count(added.gone, 'job')} whose row is gone: kept, and worked on.", "yellow")
     if added.skipped:
         screen.say(f"Skipped, for it cannot run: {count(added.skipped, 'row')}", "yellow")
         for problem in added.problems[:PROBLEMS_SHOWN]:

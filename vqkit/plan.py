@@ -107,10 +107,9 @@ class Column:
         """What a careful reader would mention."""
         name = repr(self.name)
         if self.n_spaced:
-            more = ", …" if self.n_spaced > len(self.spaced) else ""
-            where = ", ".join(map(str, self.spaced))
             cells = count(self.n_spaced, "cell")
-            yield f"{cells} of {name} with spaces around the text, kept (rows {where}{more})."
+            where = _rows(self.spaced, self.n_spaced)
+            yield f"{cells} of {name} with spaces around the text, kept ({where})."
         if is_workbook and self.long_numbers:
             yield (
                 f"{count(self.long_numbers, 'number')} of 16 digits and more in {name}: a number"
@@ -305,7 +304,18 @@ class Plan:
         until = f": until {self.ends} if begun now" if self.ends else ""
         return f"about {duration_text(e.seconds)}{until} ({each}{behind})"
 
-    def __str__(self) -> str:
+    @property
+    def forecast(self) -> str:
+        """Cost and time in a line, as far as they are known; '' where neither is."""
+        e = self.estimate
+        if not self.jobs:
+            return ""
+        cost = self._cost_text() if e.high else ""
+        time = self._time_text() if e.seconds is not None else ""
+        return "; ".join(filter(None, (time, cost)))
+
+    def text(self, does_it: str = "plan.put() does this; nothing has been put yet") -> str:
+        """The whole plan as text, with how to go on from it as its last line."""
         lines = [self.headline]
         lines += [f"  {what:<8} {clean(text)}" for what, text in self.facts()]
         lines += [f"  {clean(note)}" for note in self.notes]
@@ -325,11 +335,14 @@ class Plan:
         if rest > 0:
             lines.append(f"    and {rest:,} more")
         if self.jobs or self.gone:
-            lines.append("  plan.put() does this; nothing has been put yet")
+            lines.append(f"  {does_it}")
         return "\n".join(lines)
 
+    def __str__(self) -> str:
+        return self.text()
+
     def __repr__(self) -> str:
-        return str(self)
+        return self.text()
 
     def _repr_html_(self) -> str:
         notes = "".join(
