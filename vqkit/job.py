@@ -256,8 +256,7 @@ class Added:
     def __str__(self) -> str:
         parts = [f"{self.new} new"]
         if self.beside:
-            rest = "whose earlier job had begun and stays"
-            parts[0] += f" ({self.beside} of them for a changed row {rest})"
+            parts[0] += f" ({self.beside} for changed rows, whose earlier jobs had begun and stay)"
         if self.existing:
             parts.append(f"{self.existing} already there")
         if self.changed:
