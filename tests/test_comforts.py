@@ -269,6 +269,18 @@ def test_the_line_ends_when_those_who_worked_have_left_but_waits_for_them_to_com
     assert next(looks, None) is None
 
 
+def test_a_queue_that_is_closed_meanwhile_is_told_in_the_line(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.005)
+    screen = Screen(monkeypatch)
+    q.put({"n": 1})
+    q.progress()
+    q.close()
+    until(lambda: "not followed any more" in screen.shown[-1][1])
+    assert "0 of 1 done" in screen.shown[-1][1]
+
+
 def test_closing_the_line_leaves_it_as_it_is(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     Screen(monkeypatch)

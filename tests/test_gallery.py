@@ -251,7 +251,7 @@ def test_a_job_shows_its_clip_its_tries_and_its_events(q: Queue) -> None:
     assert page.text.count(EVIL) >= 2
     assert "completed" in page.text
     assert "begun on paint, try 1" in page.text
-    assert re.search(r"paint\d\d:\d\d:\d\d", page.text)
+    assert re.search(r"paint\d\d[: ]", page.text)
 
 
 def test_a_failed_job_shows_the_error_of_each_try(q: Queue) -> None:

@@ -89,7 +89,7 @@ def test_each_modules_all_is_true() -> None:
     root = Path(vqkit.__file__).parent
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
-        if parts[-1] in ("__init__", "__main__", "cli") or "notebook" in parts:
+        if parts[-1] in ("__init__", "__main__", "cli"):
             continue
         module = import_module(".".join(parts))
         for name in getattr(module, "__all__", ()):

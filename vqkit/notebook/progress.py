@@ -45,13 +45,16 @@ class Progress:
     """A line that follows a queue until nothing is left to do, or `close`."""
 
     def __init__(
-        self, look: Callable[[], Snapshot], show: Callable[[Snapshot], None], at_end: Any
+        self,
+        look: Callable[[], Snapshot],
+        show: Callable[[Snapshot, str], None],
+        at_end: Callable[[Snapshot], None],
     ) -> None:
         self._look, self._show, self._at_end = look, show, at_end
         self._closed = threading.Event()
         self.snapshot = look()
         self._has_worked = _is_worked_on(self.snapshot)
-        self._show(self.snapshot)
+        self._show(self.snapshot, "")
 
     @property
     def is_over(self) -> bool:
@@ -71,8 +74,9 @@ class Progress:
     def _serve(self) -> None:
         try:
             self.run()
-        except Exception as error:  # noqa: BLE001 - the queue was closed, or the front end is gone
+        except Exception as error:  # noqa: BLE001 - told where the user looks
             log.info("the line of progress has ended: %s: %s", type(error).__name__, error)
+            self._show(self.snapshot, f"not followed any more: {secrets.redact(str(error))}")
 
     def run(self) -> None:
         """Follows until it is over. An interrupt ends the line, not the work."""
@@ -86,7 +90,7 @@ class Progress:
             self._has_worked = self._has_worked or _is_worked_on(self.snapshot)
             if (facts := headline(self.snapshot)) != told:
                 told, changed_s = facts, time.monotonic()
-                self._show(self.snapshot)
+                self._show(self.snapshot, "")
         if not self._closed.is_set():
             self._at_end(self.snapshot)
 
@@ -119,8 +123,8 @@ def follow(
     return _on_terminal(look, notify, wait=wait is not False)
 
 
-def line_html(s: Snapshot) -> Markup:
-    """The line: a bar by status, and its state in words."""
+def line_html(s: Snapshot, note: str = "") -> Markup:
+    """The line: a bar by status, its state in words, and what else there is to say."""
     shown = [(status, s.counts.get(status, 0), *STATUS[status]) for status in STATUS]
     parts = (
         element("span", style=f"flex:{n} 0 2px;background:{colour}", title=f"{n:,} {status}")
@@ -148,6 +152,7 @@ def line_html(s: Snapshot) -> Markup:
         bar,
         number,
         element("span", words),
+        *([element("span", note, style=MUTED)] if note else ()),
         style=f"display:flex;flex-wrap:wrap;gap:2px 10px;align-items:center;{TEXT}",
     )
 
@@ -160,9 +165,10 @@ def _in_notebook(look: Callable[[], Snapshot], notify: Notify) -> Progress:
     javascript: Any = shown_by.Javascript
     handle: Any = None
 
-    def show(s: Snapshot) -> None:
+    def show(s: Snapshot, note: str) -> None:
         nonlocal handle
-        shown = {"text/html": str(line_html(s)), "text/plain": headline(s)}
+        told = ", ".join(filter(None, (headline(s), note)))
+        shown = {"text/html": str(line_html(s, note)), "text/plain": told}
         if handle is None:
             handle = display(shown, raw=True, display_id=True)
         else:
@@ -196,9 +202,10 @@ def _on_terminal(look: Callable[[], Snapshot], notify: Notify, *, wait: bool) ->
 
     console = Console(highlight=False)
 
-    def line(s: Snapshot) -> Text:
+    def line(s: Snapshot, note: str) -> Text:
         bar = status_bar(s, BAR_WIDTH)
-        return Text.assemble(bar, " ", headline(s), no_wrap=True, overflow="ellipsis")
+        told = ", ".join(filter(None, (headline(s), note)))
+        return Text.assemble(bar, " ", told, no_wrap=True, overflow="ellipsis")
 
     def at_end(s: Snapshot) -> None:
         if callable(notify):
@@ -207,11 +214,11 @@ def _on_terminal(look: Callable[[], Snapshot], notify: Notify, *, wait: bool) ->
             console.bell()
 
     if not wait:  # nothing may be printed from the background
-        progress = Progress(look, lambda s: console.print(line(s)), at_end)
+        progress = Progress(look, lambda s, note: console.print(line(s, note)), at_end)
         progress.close()
         return progress
     with Live(console=console, auto_refresh=False) as live:
-        progress = Progress(look, lambda s: live.update(line(s), refresh=True), at_end)
+        progress = Progress(look, lambda s, note: live.update(line(s, note), refresh=True), at_end)
         progress.run()
     return progress
 
