@@ -13,13 +13,14 @@ from pathlib import Path
 
 import openpyxl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from office import needs_office, sheets_in_office
 
 from vqkit import Queue
 from vqkit.errors import PayloadError, StoreFull, UsageError
 from vqkit.export import FORMULA
+from vqkit.export.xlsx import escaped, pieces
 
 SAMPLES = Path(__file__).parent.parent / "data" / "samples"
 EXTRA = Path(os.environ.get("VQKIT_EXTRA_DATA", "/nowhere"))
@@ -384,6 +385,18 @@ def text_of(value):
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+@example("_x0041\x01", 20)
+@given(st.text("_x0041F\x01\r\uffff", max_size=40), st.integers(7, 20))
+def test_no_text_is_taken_for_an_escape_whole_or_in_pieces(text, limit):
+    def read(cell):
+        return re.sub("_x([0-9A-Fa-f]{4})_", lambda m: chr(int(m[1], 16)), cell)
+
+    assert read(escaped(text)) == text
+    cells = [escaped(piece) for piece in pieces(text, limit)]
+    assert "".join(map(read, cells)) == text
+    assert all(len(cell) <= limit for cell in cells)
 
 
 def test_half_a_character_is_refused_in_a_sentence_before_it_is_put(q):

@@ -136,6 +136,20 @@ def test_every_other_part_and_cell_of_the_workbook_is_as_it_was(q, book, tmp_pat
     assert rows[0][4].font.bold
 
 
+def test_links_stand_where_the_format_wants_them_in_a_sheet_without_any(tmp_path, book):
+    plain = openpyxl.load_workbook(book)
+    plain["Shots"]["A2"].hyperlink = None
+    plain.save(book)
+    with Queue(tmp_path / "q.db") as q:
+        q.load(book, sheet="Shots")
+        run(q)
+        _, rest = cell_xml(q.save_into(book, tmp_path / "out.xlsx", sheet="Shots"))
+    order = ["</sheetData>", "<mergeCells", "<conditionalFormatting", "<dataValidations"]
+    order += ["<hyperlinks>", "<pageMargins", "<drawing"]
+    assert [rest.count(tag) for tag in order] == [1] * len(order)
+    assert sorted(order, key=rest.index) == order
+
+
 def test_the_source_is_written_over_only_when_told(q, book):
     before = book.read_bytes()
     with pytest.raises(UsageError, match=r"not written over.*prompts-results\.xlsx"):
