@@ -397,7 +397,7 @@ def test_start_twice_is_the_same_run_and_a_new_cell_the_new_handler(
     with Queue(tmp_path / "q.db") as same:
         assert same.start(render) is run
         same.put({"n": 2})
-        assert run.wait(20).is_complete
+        assert run.rest(20)
     assert run.is_running  # the other queue is still open
     assert [job.result for job in q.jobs()] == ["old", "new"]
     assert q.accounts["render"].capacity == 2
@@ -935,3 +935,70 @@ def test_awaiting_a_run_ends_with_a_pause_and_the_run_goes_on_when_resumed(q: Qu
     q.resume()
     assert asyncio.run(awaited()).is_complete
     run.stop()
+
+
+# -- a run that was waited for is over -----------------------------------------------------------
+
+
+def test_what_is_put_after_a_run_was_waited_for_waits_for_the_next(q: Queue) -> None:
+    async def old(job: Any) -> str:
+        return "old"
+
+    async def new(job: Any) -> str:
+        return "new"
+
+    q.put({"n": 1})
+    run = q.start(old)
+    assert run.wait().is_complete
+    assert not run.is_running
+    q.put({"n": 2})
+    assert q.run(new).is_complete
+    assert [job.result for job in q.jobs()] == ["old", "new"]
+
+
+def test_awaiting_a_run_ends_it_too(q: Queue) -> None:
+    async def render(job: Any) -> None: ...
+
+    async def cell() -> Any:
+        run = q.start(render)
+        await run
+        return run
+
+    q.put({"n": 1})
+    assert not asyncio.run(cell()).is_running
+
+
+def test_a_paused_queue_keeps_its_run(q: Queue) -> None:
+    async def render(job: Any) -> None: ...
+
+    q.put({"n": 1})
+    q.pause()
+    run = q.start(render)
+    assert run.wait().counts["queued"] == 1
+    assert run.is_running
+    q.resume()
+    assert run.wait().is_complete
+
+
+def test_a_run_is_not_ended_by_a_wait_that_was_too_short(q: Queue) -> None:
+    release = threading.Event()
+
+    def slow(job: Any) -> None:
+        release.wait(30)
+
+    q.put({"n": 1})
+    run = q.start(slow)
+    assert "completed" not in run.wait(timeout_s=0.01).counts
+    assert run.is_running
+    release.set()
+    assert run.wait().is_complete
+
+
+def test_a_summary_may_be_awaited(q: Queue) -> None:
+    async def render(job: Any) -> None: ...
+
+    async def cell() -> Any:
+        return await q.run(render)
+
+    q.put({"n": 1})
+    assert asyncio.run(cell()).is_complete

@@ -456,7 +456,11 @@ class Queue:
         executor: Executor = "auto",
         retry: Retry | None = None,
     ) -> Run:
-        """Hands out work in the background until stopped; returns the run at once.
+        """Hands out work in the background; returns the run at once.
+
+        It goes on until it is stopped, also with what is put meanwhile, or until somebody has
+        waited for it: ``await run`` and ``run.wait()`` return, and end it, when nothing is
+        left to do.
 
         A `handler` is a function of one argument, the job; it is the provider of its own
         name. Where no account has that provider, one of that name is made that runs
@@ -521,7 +525,8 @@ class Queue:
         run: Run | None = None
         try:
             run = self.start(handler, concurrency=concurrency, executor=executor, retry=retry)
-            summary = run.wait()
+            run.rest()
+            summary = self._summary(run)
             if run is not before:
                 run.stop(grace_s=None)
         except KeyboardInterrupt:

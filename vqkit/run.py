@@ -80,9 +80,17 @@ class Summary:
     def __repr__(self) -> str:
         return f"<Summary: {self}>"
 
+    def __await__(self) -> Generator[Any, None, Summary]:
+        """Itself, at once, for whoever writes ``await q.run(render)``."""
+
+        async def itself() -> Summary:
+            return self
+
+        return itself().__await__()
+
 
 class Run:
-    """The handle of a pump at work. ``await run`` or ``run.wait()`` wait until the queue rests.
+    """The handle of a pump at work. ``await run`` or ``run.wait()`` see it to its end.
 
     `summarize` tells how the queue stands; `set_paused` writes the user's wish to the
     database, which the pump obeys.
@@ -194,18 +202,28 @@ class Run:
     # -- waiting -----------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None = None) -> Summary:
-        """Waits until nothing runs and nothing waits that could run here.
+        """Waits until nothing runs and nothing waits that could run here; that ends the run.
 
-        Returns how the queue stands, also when `timeout_s` has passed. An interrupt ends
-        the wait, not the work. Raises PumpError if the pump has died.
+        What is put later waits for the next run, so that nothing is sent that nobody
+        started. A queue that is paused keeps its run. Returns how the queue stands, also
+        when `timeout_s` has passed. An interrupt ends the wait, not the work. Raises
+        PumpError if the pump has died.
         """
+        if self.rest(timeout_s) and self.health.state != "paused":
+            self.stop(grace_s=None)
+            self._raise_if_dead()
+        return self._summarize(self)
+
+    def rest(self, timeout_s: float | None = None) -> bool:
+        """Waits in the same way and ends nothing. False if `timeout_s` has passed first."""
         rested = self._pump.when_at_rest()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._is_over(rested) and (end_s is None or time.monotonic() < end_s):
             time.sleep(LOOK_S)
+        is_over = self._is_over(rested)
         rested.cancel()
         self._raise_if_dead()
-        return self._summarize(self)
+        return is_over
 
     def __await__(self) -> Generator[Any, None, Summary]:
         return self._awaited().__await__()
@@ -216,6 +234,11 @@ class Run:
             # A sleeping loop does not notice an interrupt; one that looks again does.
             await asyncio.sleep(LOOK_S)
         self._raise_if_dead()
+        if self.health.state != "paused":
+            self._pump.stop(None)
+            while self.is_running:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(LOOK_S / 5)
+            self._raise_if_dead()
         return self._summarize(self)
 
     def _is_over(self, rested: Future[None]) -> bool:
