@@ -369,7 +369,7 @@ def test_a_file_that_is_no_queue_is_said_to_be_none_and_left_alone(command):
     other.close()
     before = [Path(name).read_bytes() for name in ("text.db", "empty.db", "other.db")]
     assert "is not a database" in call(command, "text.db", code=1)
-    assert "empty file" in call(command, "empty.db", code=1)
+    assert "holds nothing yet" in call(command, "empty.db", code=1)
     assert "database of something else" in call(command, "other.db", code=1)
     assert [Path(name).read_bytes() for name in ("text.db", "empty.db", "other.db")] == before
 

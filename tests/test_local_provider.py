@@ -167,9 +167,23 @@ def test_any_prompt_renders(tmp_path, prompt):
     assert len(render(tmp_path, prompt=prompt, format="webp")) > 500
 
 
-def test_the_prompt_is_else_the_first_text_that_is_no_setting(tmp_path):
-    named = render(tmp_path, prompt="snow")
-    assert named == render(tmp_path, format="mp4", row=7, scene="snow", note="of no account")
+@pytest.mark.parametrize(
+    "payload",
+    [{"text": "snow"}, {"Prompt": "snow", "note": "first"}, {"text": "snow", "format": "webp"}],
+)
+def test_the_prompt_goes_by_its_name_in_any_case_or_is_the_only_text(tmp_path, payload):
+    named = render(tmp_path, prompt="snow", format="webp")
+    assert render(tmp_path, **{"format": "webp", **payload}) == named
+
+
+def test_a_number_is_a_prompt_too(tmp_path):
+    number = render(tmp_path, prompt=42, format="webp", note="16:9")
+    assert number == render(tmp_path, prompt="42", format="webp")
+
+
+def test_where_several_texts_might_be_the_prompt_none_is_guessed(tmp_path):
+    with pytest.raises(GiveUp, match="None is named prompt, and there are scene, promt"):
+        render(tmp_path, scene="harbour", promt="a harbour at dusk")
 
 
 def caption(text: str) -> Image.Image | None:

@@ -62,7 +62,7 @@ def files(folder: OutputFolder) -> dict[str, str]:
         ("", "job"),
         ("x" * 10_000, "x" * 40),
         ("word " * 3000, "word-word-word-word-word-word-word-word"),
-        (42, "job"),
+        (42, "42"),
         (None, "job"),
         (["a", "list"], "job"),
     ],

@@ -1002,3 +1002,40 @@ def test_a_summary_may_be_awaited(q: Queue) -> None:
 
     q.put({"n": 1})
     assert asyncio.run(cell()).is_complete
+
+
+# -- what tired users meet first ------------------------------------------------------------------
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are(q: Queue) -> None:
+    async def render(job: Any) -> str:
+        return str(job.payload["prompt"])
+
+    q.put({"Prompt": "a fox", "w": 1})
+    q.put({"w": 2})
+    q.run(render, retry=Retry(max_attempts=1))
+    renamed, blank = (job.error["message"] for job in q.jobs())
+    assert renamed == (
+        "no 'prompt' in this row, which has 'Prompt', 'w';"
+        " q.load(…, columns={'Prompt': 'prompt', …}) renames a column"
+    )
+    assert "job.payload.get('prompt') allows for it" in blank
+    assert q.jobs()[0].error["type"] == "MissingCell"
+
+
+def test_an_account_added_by_mistake_can_be_taken_away(q: Queue) -> None:
+    async def render(job: Any) -> None: ...
+
+    q.put({"n": 1})
+    q.run(render)
+    q.accounts.add("typo", provider="zz")
+    q.accounts.remove("typo")
+    assert [a.name for a in q.accounts] == ["render"]
+    with pytest.raises(UsageError, match=r"disable\('render'\)"):
+        q.accounts.remove("render")
+    with pytest.raises(UnknownName):
+        q.accounts.remove("typo")
+
+
+def test_a_job_reads_in_its_own_letters(q: Queue) -> None:
+    assert "狐" in repr(q.put({"text": "狐", "n": 1}))

@@ -826,3 +826,27 @@ def test_what_a_new_job_holds_by_default_the_schema_does_too(store: SqliteStore)
         schema = told[name.removesuffix("_json")]
         expected = None if default is None else repr(default) if default else "0"
         assert schema == expected, name
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_queue_whose_maker_was_killed_is_told_as_what_it_is(
+    tmp_path: Path, is_begun: bool
+) -> None:
+    path = tmp_path / "q.db"
+    path.touch()
+    if is_begun:
+        with foreign(path) as db:
+            db.execute("PRAGMA application_id = 1987144564")
+            db.execute("CREATE TABLE _sqlite_migrations (migration_set, name, applied_at)")
+    with pytest.raises(NotAQueue, match=r"holds nothing yet.*Queue\(path\)"):
+        SqliteStore(path, readonly=True)
+
+
+def test_a_queue_of_an_older_version_is_not_read_before_it_is_brought_up_to_date(
+    path: Path,
+) -> None:
+    SqliteStore(path).close()
+    with foreign(path) as db:
+        db.execute("DELETE FROM _sqlite_migrations WHERE name = 'm003_models'")
+    with pytest.raises(NotAQueue, match=r"older vqkit\. Queue\(path\)"):
+        SqliteStore(path, readonly=True)

@@ -23,8 +23,9 @@ class Accounts:
         self,
         read: Callable[[], list[Account]],
         write: Callable[[Account], None],
+        delete: Callable[[str], bool],
     ) -> None:
-        self._read, self._write = read, write
+        self._read, self._write, self._delete = read, write, delete
 
     def add(
         self,
@@ -104,6 +105,17 @@ class Accounts:
     def enable(self, name: str) -> Account:
         """Gives the account work again."""
         return self._change(name, is_enabled=True)
+
+    def remove(self, name: str) -> None:
+        """Takes away an account that has never had a job; any other stays in the books.
+
+        Raises UsageError for one that has, and says to disable it.
+        """
+        if not self._delete(self[name].name):
+            raise UsageError(
+                f"account {name!r} has had jobs, which stay in the books with what they cost;"
+                f" q.accounts.disable({name!r}) gives it no more"
+            )
 
     def unpark(self, name: str) -> Account:
         """Gives a parked account work again: the cause is mended."""

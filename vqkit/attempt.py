@@ -21,7 +21,7 @@ from random import random
 from typing import Any
 
 from . import codec, steps
-from .errors import GiveUp, JobCancelled, PayloadError, Snooze, UsageError
+from .errors import GiveUp, JobCancelled, MissingCell, PayloadError, Snooze, UsageError
 from .job import Job
 from .outputs import Made, OutputFolder
 from .steps import Channel
@@ -70,8 +70,8 @@ class ActiveJob:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What was put, decoded anew at each call."""
-        return self._job.payload
+        """What was put, decoded anew at each call. MissingCell says what a row has instead."""
+        return _Payload(self._job.payload)
 
     def __repr__(self) -> str:
         return f"<job {self.number}, attempt {self.attempt}, {self._job.payload_json[:80]}>"
@@ -209,6 +209,20 @@ class ActiveJob:
                 " result to that path inside the with block"
             )
         self.made.append(Made(str(path), name))
+
+
+class _Payload(dict[str, Any]):
+    """A payload that says, of a name it has not, what it has."""
+
+    def __missing__(self, name: object) -> Any:
+        has = ", ".join(map(repr, self)) or "nothing"
+        alike = [mine for mine in self if mine.strip().lower() == str(name).strip().lower()]
+        advice = (
+            f"q.load(…, columns={{{alike[0]!r}: {name!r}, …}}) renames a column"
+            if alike
+            else f"a blank cell is left out, job.payload.get({name!r}) allows for it"
+        )
+        raise MissingCell(f"no {name!r} in this row, which has {has}; {advice}")
 
 
 def plain_result(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import sys
 import tempfile
 import threading
@@ -766,8 +765,6 @@ def _existing(db: Path | None) -> Path:
     if not db.is_file():
         hint = f"; there is: {names}" if names else "; vqkit run FILE makes one"
         raise UsageError(f"there is no queue {db}{hint}")
-    if db.stat().st_size == 0:
-        raise NotAQueue(f"{db} is an empty file, not a queue")
     return db
 
 
@@ -776,10 +773,6 @@ def _looking(path: Path) -> Iterator[SqliteStore]:
     """A queue's rows, read only: nothing is made, moved or waited for."""
     store = SqliteStore(path, readonly=True)
     try:
-        try:
-            store.setting("outputs")
-        except sqlite3.Error as error:
-            raise NotAQueue(f"{path} is a database, but not a queue of vqkit's") from error
         yield store
     finally:
         store.close()

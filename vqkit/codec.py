@@ -22,6 +22,7 @@ __all__ = [
     "encode",
     "loads",
     "plain",
+    "readable",
 ]
 
 INT_MAX = 2**63 - 1
@@ -139,6 +140,13 @@ _encode_sorted = json.JSONEncoder(
 def loads(text: str | None) -> Any:
     """The value of stored JSON; None stays None."""
     return None if text is None else json.loads(text)
+
+
+def readable(text: str) -> str:
+    """Stored JSON as a person reads it, with the letters it stands for."""
+    if "\\u" not in text:
+        return text
+    return clean_text(json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")))
 
 
 def clean_text(text: str) -> str:

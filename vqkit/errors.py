@@ -7,7 +7,8 @@
     │   ├── PayloadError             a payload or result that JSON cannot carry
     │   ├── SheetError               a sheet that cannot be read as rows of prompts
     │   ├── HandlerError             a handler vqkit cannot call
-    │   └── UnknownName (LookupError)  no such job, account, provider or batch
+    │   ├── UnknownName (LookupError)  no such job, account, provider or batch
+    │   └── MissingCell (KeyError)   a payload that has no such column
     ├── StoreError                   the database
     │   ├── NotAQueue                the file is not a vqkit database
     │   ├── NewerDatabase            written by a newer vqkit
@@ -44,6 +45,7 @@ __all__ = [
     "JobCancelled",
     "JobsFailed",
     "LifecycleError",
+    "MissingCell",
     "NewerDatabase",
     "NotAQueue",
     "PayloadError",
@@ -103,6 +105,13 @@ class HandlerError(UsageError):
 
 class UnknownName(UsageError, LookupError):
     """No job, account, provider or batch of that name."""
+
+
+class MissingCell(UsageError, KeyError):
+    """A payload has no such column, or its cell was blank."""
+
+    def __str__(self) -> str:  # a KeyError shows the repr of its text
+        return str(self.args[0]) if self.args else ""
 
 
 class StoreError(VqkitError):

@@ -8,7 +8,7 @@ the time a frozen dataclass takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,7 @@ __all__ = [
     "content_key",
     "lane_of",
     "model_of",
+    "prompt_of",
 ]
 
 Status = Literal["queued", "running", "in_doubt", "completed", "failed", "cancelled"]
@@ -159,7 +160,7 @@ class Job(NamedTuple):
         return sorted({*(n for n in names if not n.endswith(hidden)), "label"})
 
     def __repr__(self) -> str:
-        text = self.payload_json
+        text = codec.readable(self.payload_json)
         return f"<Job {self.number}: {self.status}, {text if len(text) <= 80 else text[:79] + '…'}>"
 
     def _repr_html_(self) -> str:
@@ -176,6 +177,21 @@ def lane_of(provider: str | None, account: str | None) -> str:
     if account is not None:
         return f"account:{account}"
     return "" if provider is None else f"provider:{provider}"
+
+
+def prompt_of(payload: Mapping[str, Any], settings: Collection[str] = ()) -> str | None:
+    """The prompt as text: what the payload has under that name, in small letters or large.
+
+    Without one it is the only text there is, those under the names in `settings` aside; None
+    where there is no text, or several that might be meant.
+    """
+    for name in ("prompt", *payload):
+        value = payload.get(name)
+        is_one = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if is_one and name.strip().lower() == "prompt":
+            return str(value)
+    texts = [v for name, v in payload.items() if isinstance(v, str) and name not in settings]
+    return texts[0] if len(texts) == 1 else None
 
 
 def model_of(payload: Mapping[str, Any]) -> str:

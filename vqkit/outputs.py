@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .job import Job, Output
+from .job import Job, Output, prompt_of
 from .receipts import Receipts
 
 __all__ = ["Made", "OutputFolder", "slug", "sync_folder"]
@@ -45,8 +45,8 @@ def slug(payload: dict[str, Any]) -> str:
     Letters of all scripts stay; Latin ones lose their accents. At most 40 characters and 90
     bytes, so that the whole name fits where 143 bytes are the limit (encrypted home folders).
     """
-    text = payload.get("prompt")
-    if not isinstance(text, str):
+    text = prompt_of(payload)
+    if text is None:
         text = next((value for value in payload.values() if isinstance(value, str)), "")
     words = _words(text[: 4 * SLUG_LENGTH])
     try:

@@ -123,7 +123,11 @@ class Queue:
         self._is_closed = False
         self.outputs_folder = self._settle_folder(outputs)
         self._files = OutputFolder(self.outputs_folder, companion(self.path) / "finished")
-        self.accounts = Accounts(lambda: self._read(lambda s: s.accounts()), self._save_account)
+        self.accounts = Accounts(
+            lambda: self._read(lambda s: s.accounts()),
+            self._save_account,
+            lambda name: self._write(lambda s: s.remove_account(name)),
+        )
 
     def _join(self) -> _Shared:
         shared = _open.get(self.path)

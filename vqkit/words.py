@@ -6,7 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .job import Job
+from . import codec
+from .job import Job, prompt_of
 from .snapshot import duration_text
 
 __all__ = [
@@ -50,9 +51,7 @@ def near(path: Path) -> str:
 
 def what(job: Job) -> str:
     """What a job is about: its prompt, or else its payload."""
-    payload = job.payload
-    prompt = payload.get("prompt")
-    return prompt if isinstance(prompt, str) else job.payload_json
+    return prompt_of(job.payload) or codec.readable(job.payload_json)
 
 
 def failure_of(job: Job) -> str:
@@ -105,6 +104,7 @@ EVENTS = {
     "job.doubt_noted": "{note}",
     "job.render_closed": "its render at the provider is closed: {note}",
     "run.recovered": "recovered: {text}",
+    "account.removed": "account {name} removed",
     "account.saved": "account {name} may run {capacity} at once",
     "account.parked": "account {name} rests: {reason}",
     "queue.paused": "paused",

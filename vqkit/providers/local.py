@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from ..errors import GiveUp
+from ..job import prompt_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -43,7 +44,7 @@ class _Job(Protocol):
 def local(job: _Job) -> dict[str, Any]:
     """Renders the job's prompt into a clip; gives its format, size, length and frame count.
 
-    The prompt is `payload["prompt"]`, else the first text in the payload. Settings, all
+    The prompt is `payload["prompt"]`, else the only text in the payload. Settings, all
     optional: `seconds` (0.5 to 10), `width` and `height` (even, 64 to 1280), `fps`
     (1 to 30), `format` (mp4, webp or gif). GiveUp names a setting that is none of these.
     """
@@ -99,10 +100,12 @@ class _Settings:
 
 
 def _settings(payload: Mapping[str, Any]) -> _Settings:
-    prompt = payload.get("prompt")
-    if prompt is None:
-        texts = (v for k, v in payload.items() if isinstance(v, str) and k not in _SETTING_NAMES)
-        prompt = next(texts, "")
+    prompt = prompt_of(payload, _SETTING_NAMES)
+    if prompt is None and (texts := [k for k, v in payload.items() if isinstance(v, str)]):
+        raise GiveUp(
+            f"which column is the prompt? None is named prompt, and there are {', '.join(texts)}."
+            " Name it so in the sheet, or load it with columns={'its name': 'prompt', …}."
+        )
     kind = payload.get("format")
     if kind in (None, ""):
         chosen = None
@@ -111,7 +114,7 @@ def _settings(payload: Mapping[str, Any]) -> _Settings:
     else:
         raise GiveUp(f"format is {kind!r}; expected one of {', '.join(FORMATS)}.")
     return _Settings(
-        prompt=str(prompt),
+        prompt=prompt or "",
         seconds=_number(payload, "seconds", 2, 0.5, 10),
         width=int(_number(payload, "width", 320, 64, 1280, step=2)),
         height=int(_number(payload, "height", 180, 64, 1280, step=2)),

@@ -444,6 +444,18 @@ class Store(PaidVerbs):
                 break
         return gone
 
+    def remove_account(self, name: str) -> bool:
+        """Removes an account that never had an attempt; False, and nothing done, for others."""
+        with self.transaction():
+            if self._has_worked(name):
+                return False
+            self._delete_account(name)
+            data = codec.dumps({"name": name})
+            self._record(
+                [Event("account.removed", at_ms=self.clock.now_ms(), data_json=data)],
+            )
+        return True
+
     def save_account(self, account: Account) -> None:
         """Adds the account, or replaces what is known of it."""
         with self.transaction():

@@ -165,6 +165,11 @@ class SqliteStore(Store):
         self.reopened: str | None = None
         if readonly:
             self._conn = self._connect()
+            try:
+                self._refuse_unfinished()
+            except BaseException:
+                self._conn.close()
+                raise
             return
         self._make_folder()
         if self.path.exists() and not beside(self.path).exists():
@@ -267,6 +272,25 @@ class SqliteStore(Store):
                 " update vqkit: pip install -U vqkit",
                 path=str(self.path),
             )
+
+    def _refuse_unfinished(self) -> None:
+        """What is only read is not brought up to date either: says who does it."""
+        try:
+            tables = {row[0] for row in self._conn.execute("SELECT name FROM sqlite_master")}
+            have = self._applied_migrations(self._conn) if "_sqlite_migrations" in tables else []
+        except sqlite3.Error as error:
+            raise _translated(error, self.path) from error
+        if set(have) == set(KNOWN_MIGRATIONS):
+            return
+        found = (
+            "was made by an older vqkit"
+            if "jobs" in tables
+            else "holds nothing yet; whoever began to make a queue of it was stopped at once"
+        )
+        raise NotAQueue(
+            f"{self.path} {found}. Queue(path) or vqkit run FILE makes it ready; nothing is lost.",
+            path=str(self.path),
+        )
 
     @staticmethod
     def _applied_migrations(conn: sqlite3.Connection) -> list[str]:
@@ -838,6 +862,13 @@ class SqliteStore(Store):
                 *(a.parked_until_ms, a.parked_reason, a.limits_json),
             ),
         )
+
+    def _has_worked(self, account: str) -> bool:
+        sql = "SELECT EXISTS (SELECT 1 FROM attempts WHERE account = ?)"
+        return bool(self._conn.execute(sql, (account,)).fetchone()[0])
+
+    def _delete_account(self, account: str) -> None:
+        self._conn.execute("DELETE FROM accounts WHERE name = ?", (account,))
 
     def setting(self, name: str, default: Any = None) -> Any:
         found = self._conn.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
