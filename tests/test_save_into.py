@@ -195,6 +195,18 @@ def test_rows_that_moved_are_found_and_rows_that_were_edited_get_nothing(q, book
     )
 
 
+def test_hidden_rows_have_their_results_where_they_were_asked_for(tmp_path, book):
+    edited = openpyxl.load_workbook(book)
+    edited["Shots"].row_dimensions[3].hidden = True
+    edited.save(book)
+    for hidden, jobs in ((True, 5), (False, 4)):
+        with Queue(tmp_path / f"{hidden}.db") as q:
+            q.load(book, sheet="Shots", hidden=hidden)
+            saved = q.save_into(book, tmp_path / f"{hidden}.xlsx", sheet="Shots")
+            assert saved.jobs == jobs
+            assert (values_of(saved)[2][4] == "queued") is hidden
+
+
 def test_several_jobs_of_one_row_share_its_cells_and_have_a_column_for_each_file(tmp_path):
     book = openpyxl.Workbook()
     book.active.append(["prompt", "seconds", "samples", "Status"])

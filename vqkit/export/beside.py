@@ -76,7 +76,8 @@ def save_into(
             f" results another name, such as {origin.stem}-results{origin.suffix}, or say"
             " overwrite=True (on the command line --overwrite)."
         )
-    table = intake.read(origin, sheet=sheet, columns=columns)
+    # Hidden rows too: they may have been asked for when the jobs were put.
+    table = intake.read(origin, sheet=sheet, columns=columns, hidden=True)
     if table.sheet is None:
         raise SheetError(f"{origin.name} has no sheet that results could be added to")
     jobs = [
