@@ -714,9 +714,10 @@ class StoreContract:
             a_job(5, row=3, **sheet),
             a_job(6, row=1, source="dataframe"),
             a_job(7, row=1, source="foxes.xlsx[Shots]", batch="another"),
+            a_job(8, **sheet),
         ]
         store.put(jobs)
-        assert store.numbers_by_source() == [1, 2, 6, 3, 5, 4, 7, 8]
+        assert store.numbers_by_source() == [1, 2, 6, 3, 5, 9, 4, 7, 8]
 
     def test_events_are_followed_by_id(self, store) -> None:
         for n in range(5):

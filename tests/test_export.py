@@ -445,18 +445,19 @@ def test_rows_put_later_stand_where_they_stand_in_the_sheet(tmp_path):
         q.put({"prompt": "before"})
         q.load(sheet)
         q.put({"prompt": "after"})
+        q.run(lambda job: None)  # an edited row of a job that is done is a job of its own
         sheet.write_text("prompt\na fox\na red owl\na bee\nan ant\n")
         q.load(sheet)
         assert [(r["prompt"], r["row"]) for r in q.records()] == [
             ("before", None),
             ("a fox", 2),
-            ("an owl", 3),
             ("a red owl", 3),
             ("a bee", 4),
             ("an ant", 5),
+            ("an owl", None),  # its row holds something else now
             ("after", None),
         ]
-        assert list(q.to_frame().index) == [1, 2, 3, 6, 4, 7, 5]
+        assert list(q.to_frame().index) == [1, 2, 6, 4, 7, 3, 5]
 
 
 def test_what_the_tries_of_a_job_cost_is_in_its_row(tmp_path):

@@ -714,7 +714,8 @@ class Queue:
 
         The payload's columns come first, then how the job stands; `cost` is in dollars. A
         payload column that has the name of one of vqkit's own, or begins with ``payload.``,
-        has ``payload.`` put before it. Jobs put later for a row of the same sheet stand with it.
+        has ``payload.`` put before it. Jobs put later for a row of the same sheet stand with
+        it, those whose row is not there any more at the sheet's end.
         """
         for job, files, cost in self._standings():
             error = job.error or {}

@@ -197,8 +197,9 @@ class Primitives(ABC):
     def numbers_by_source(self) -> list[int]:
         """All jobs' numbers in the order of their sources' rows.
 
-        A file (of one batch) stands where its first job was put. Jobs of frames and lists,
-        which have no name that tells one from another, stand where they were put.
+        A file (of one batch) stands where its first job was put, at its end the jobs whose
+        rows are not in it any more. Jobs of frames and lists, which have no name that tells
+        one from another, stand where they were put.
         """
 
     @abstractmethod

@@ -777,9 +777,9 @@ class SqliteStore(Store):
     def numbers_by_source(self) -> list[int]:
         found = self._conn.execute(
             "SELECT number FROM (SELECT number, source, batch, row, sample,"
-            " row IS NOT NULL AND coalesce(instr(source, '.'), 0) > 0 AS is_file FROM jobs)"
-            " ORDER BY CASE WHEN is_file THEN"
-            " min(number) OVER (PARTITION BY source, batch) ELSE number END, row, sample, number"
+            " coalesce(instr(source, '.'), 0) > 0 AS is_file FROM jobs) ORDER BY CASE WHEN is_file"
+            " THEN min(number) OVER (PARTITION BY source, batch) ELSE number END,"
+            " row IS NULL, row, sample, number"
         )
         return [row[0] for row in found.fetchall()]
 
