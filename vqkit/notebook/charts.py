@@ -1,7 +1,7 @@
 """Charts drawn into any Axes from plain numbers, and kept up to date in place.
 
 `draw_throughput(ax, …)` makes the artists and returns a chart; ``chart.update(…)`` takes
-the same arguments and moves those artists, which costs half of a new figure. How many
+the same arguments and moves those artists, which costs two thirds of a new figure. How many
 artists there are does not grow with the number of jobs. Only matplotlib's object API is
 used: pyplot keeps every figure for ever and belongs to the kernel's main thread.
 
