@@ -237,10 +237,11 @@ def tried(
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.sampled_from("ab"))))
 def test_two_attempts_at_once_never_share_a_lane(spans: list[tuple[int, int, str]]) -> None:
-    attempts = sorted(
-        (tried(i, s, s + d, "completed", a) for i, (s, d, a) in enumerate(spans)),
-        key=lambda a: a.started_ms,
+    made = (
+        Attempt(i, 1, 1, a, "r", NOON_MS + s, NOON_MS + s + d, "completed")
+        for i, (s, d, a) in enumerate(spans)
     )
+    attempts = sorted(made, key=lambda a: a.started_ms)
     slots = lanes.assign_slots(attempts, NOON_MS)
     for i, (x, slot) in enumerate(zip(attempts, slots, strict=True)):
         beside = [
