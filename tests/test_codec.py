@@ -130,3 +130,9 @@ def test_numpys_values_become_pythons() -> None:
 def test_a_tuple_becomes_a_list_and_none_stays_none() -> None:
     assert codec.loads(codec.dumps((1, (2,)))) == [1, [2]]
     assert codec.loads(None) is None
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=6))
+def test_both_forms_of_a_payload_are_those_of_dumps_and_canonical(payload):
+    plain = codec.plain(payload)
+    assert codec.encoded(plain) == (codec.dumps(payload), codec.canonical(payload))

@@ -200,12 +200,12 @@ def model_of(payload: Mapping[str, Any]) -> str:
     return model[:MODEL_CHARS] if isinstance(model, str) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(NamedTuple):
     """A job to be put: what a row, a dict or a call of `put` asks for.
 
     A `key` names the job: putting the same key again adds nothing. Without one, see
-    `content_key`. `samples` jobs are made, each with a seed of its own.
+    `content_key`. `samples` jobs are made, each with a seed of its own. `encoded` is the
+    payload as JSON where it has been made already: then the payload is plain.
     """
 
     payload: Mapping[str, Any]
@@ -222,6 +222,7 @@ class JobSpec:
     seed: int | None = None
     source: str | None = None
     row: int | None = None
+    encoded: codec.Encoded | None = None
 
 
 def content_key(spec: JobSpec, occurrence: int = 0) -> str:
@@ -231,7 +232,11 @@ def content_key(spec: JobSpec, occurrence: int = 0) -> str:
     whatever read them. `occurrence` counts equal rows of one source from 0, so that a row
     that stands twice in a sheet is two jobs, and the sheet put twice is not four.
     """
-    name = codec.content_hash(spec.payload, spec.provider, spec.account, spec.seed)
+    payload = codec.canonical(spec.payload) if spec.encoded is None else spec.encoded.canonical
+    rest = "null,null,null"
+    if spec.provider is not None or spec.account is not None or spec.seed is not None:
+        rest = codec.dumps([spec.provider, spec.account, spec.seed])[1:-1]
+    name = codec.hash_of_json("[", payload, ",", rest, "]")
     return f"content:{name}" + (f"#{occurrence + 1}" if occurrence else "")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets as random_secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from . import codec, html, intake, secrets
+from . import codec, html, intake
 from .accounts import Accounts, check_capacity, microusd
 from .clock import Clock, SystemClock, as_ms
 from .errors import PayloadError, StoreError, StoreLost, UsageError
+from .expand import expanded
 from .job import (
     STATUSES,
     TERMINAL,
@@ -28,7 +28,6 @@ from .job import (
     Output,
     RowProblem,
     Step,
-    content_key,
 )
 from .liveness import is_alive
 from .notebook.gallery import ShownJob
@@ -67,7 +66,6 @@ Which = int | str | Job
 
 DEFAULT_CONCURRENCY = 4
 PUT_CHUNK = 500
-PAYLOAD_BYTES_MAX = 1024 * 1024
 FAILURES_SHOWN = 5
 PROBLEMS_KEPT = 1000
 WRITE_TIMEOUT_S = 60.0
@@ -232,7 +230,7 @@ class Queue:
             seed=None if seed is None else _whole("seed", seed, 0, 2**62),
             **base,
         )
-        added = self._put(_expanded(spec))
+        added = self._put(expanded(spec))
         return self.job(added.ids[0])
 
     def put_many(
@@ -398,7 +396,7 @@ class Queue:
     def _expand(self, spec: JobSpec) -> list[Job] | RowProblem:
         """The jobs of a row, or why it has none."""
         try:
-            return _expanded(spec)
+            return expanded(spec)
         except PayloadError as error:
             kind = error.facts.get("kind", "cannot be read")
             return RowProblem(spec.row or 0, str(error), spec.source, kind)
@@ -1230,53 +1228,6 @@ def _builtin_providers() -> dict[str, Provider]:
     from .providers.local import local
 
     return {"local": function_provider(local, "local")}
-
-
-def _expanded(spec: JobSpec) -> list[Job]:
-    """The jobs a spec asks for: `samples` of them, each with its seed and key."""
-    payload_json = codec.dumps(dict(spec.payload))
-    if len(payload_json) > PAYLOAD_BYTES_MAX:
-        raise PayloadError(
-            f"the payload has {len(payload_json):,} bytes; at most {PAYLOAD_BYTES_MAX:,} fit."
-            " Store the data in a file and put its path.",
-            kind="too long",
-        )
-    if secrets.holds_secret(payload_json):
-        raise PayloadError(
-            "the payload holds the key of one of your accounts; keys never go into the database."
-            " Give the account a credential='env:NAME' and call job.credential()."
-        )
-    payload_hash = codec.content_hash(spec.payload)
-    key = spec.key or content_key(spec)
-    if "\0" in key:
-        raise PayloadError("the key holds a NUL character; leave it out")
-    return [
-        Job(
-            number=0,
-            id=_new_id(),
-            payload_json=payload_json,
-            payload_hash=payload_hash,
-            batch=spec.batch,
-            key=key if sample == 0 else f"{key}~{sample + 1}",
-            provider=spec.provider,
-            pinned_account=spec.account,
-            priority=spec.priority,
-            seed=codec.derived_seed(key, sample) if spec.seed is None else spec.seed + sample,
-            sample=sample,
-            source=spec.source,
-            row=spec.row,
-            timeout_ms=spec.timeout_ms,
-            max_attempts=spec.max_attempts,
-            not_before_ms=spec.not_before_ms,
-            expires_ms=spec.expires_ms,
-        )
-        for sample in range(spec.samples)
-    ]
-
-
-def _new_id() -> str:
-    """Unique, made here and not by the database; newer ones sort behind older ones."""
-    return f"{time.time_ns() // 1_000_000:011x}{random_secrets.token_hex(6)}"
 
 
 def _failure(job: Job) -> tuple[int, str, str | None]:

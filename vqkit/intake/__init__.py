@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -132,7 +131,7 @@ def _specs(table: Rows, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
                 repeats[key] = repeats.get(key, 0) + 1
                 key = content_key(spec, repeats[key])
             seen.add(mark)
-            yield replace(spec, key=key)
+            yield JobSpec._make((spec.payload, key, *spec[2:]))
         elif spec.key in rows_of_keys:
             first = rows_of_keys[spec.key]
             reason = f"its key {spec.key!r} is that of row {first}; give each row its own"

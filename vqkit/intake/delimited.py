@@ -124,7 +124,7 @@ def _lines(path: Path, codec: str, separator: str, has_quotes: bool) -> Iterator
                     # follows may be the middle of a cell: running that would be a guess.
                     return
             else:
-                if any(cell and not cell.isspace() for cell in cells):
+                if any(map(str.strip, cells)):
                     yield number, cells
 
 
@@ -140,7 +140,7 @@ def _malformed(began: int, at: int, error: csv.Error) -> str:
 def _checked(lines: Iterator[Line], width: int) -> Iterator[Line]:
     """The same lines, where one with data beyond the header's cells is a problem."""
     for number, cells in lines:
-        if not isinstance(cells, Bad) and any(cell.strip() for cell in cells[width:]):
+        if not isinstance(cells, Bad) and len(cells) > width and any(map(str.strip, cells[width:])):
             found = len(cells)
             yield (
                 number,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from .. import clock, codec
@@ -79,6 +78,9 @@ SETTINGS: dict[str, tuple[str, Reader]] = {
 }
 
 
+_PAYLOAD, _ROW, _ENCODED = map(JobSpec._fields.index, ("payload", "row", "encoded"))
+
+
 def take(name: str, value: Any) -> Any:
     """The setting `name` as a JobSpec holds it. Raises UsageError for a value it cannot have."""
     try:
@@ -104,7 +106,12 @@ def spec_of(row: Row, base: JobSpec) -> JobSpec:
             "there is nothing to run in this row: every cell but settings is blank",
             kind="nothing to run",
         )
-    spec = replace(base, payload=codec.plain(payload), row=row.number, **changes)
+    plain = codec.plain(payload)
+    fields = list(base)
+    fields[_PAYLOAD], fields[_ROW], fields[_ENCODED] = plain, row.number, codec.encoded(plain)
+    for name, value in changes.items():
+        fields[JobSpec._fields.index(name)] = value
+    spec = JobSpec._make(fields)
     if spec.expires_ms is not None and spec.expires_ms <= (spec.not_before_ms or 0):
         raise UsageError(
             "this row expires before its not_before; exchange or correct them", kind="wrong setting"

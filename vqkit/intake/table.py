@@ -12,7 +12,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import SheetError
 from ..job import RowProblem
@@ -42,8 +42,7 @@ Columns: TypeAlias = Sequence[str] | Mapping[str, str]
 Record: TypeAlias = "tuple[int, Mapping[str, Any] | Bad]"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row that can be read. `values` has no entry for a blank cell."""
 
     number: int
@@ -263,6 +262,9 @@ def grid(
     for number, cells in lines:
         if isinstance(cells, Bad):
             yield number, cells
+            continue
+        if not blank and len(cells) <= len(names):  # nearly every row of nearly every sheet
+            yield number, dict(zip(names, cells, strict=False))
             continue
         record = {name: cell for name, cell in zip(names, cells, strict=False) if name}
         nameless = chain((i for i in blank if i < len(cells)), range(len(names), len(cells)))
