@@ -32,7 +32,7 @@ JOBS, KILLS = 200, 20
 CAPACITY = {"a": 6, "b": 3, "c": 2}
 LIMITS = {"a": 5, "b": 3, "c": 2}  # of the provider; for a, the queue was told one too many
 MODELS = ("fox-1", "fox-2", "old")
-GRACE_S = 0.5
+GRACE_S, PATIENCE_S = 0.5, 12.0
 DEADLINE_S = 240.0
 PRICE, TOP_UP = 250_000, 4_000_000
 LINES_A_JOB = 12  # about how many lines of the ledger a job comes to
@@ -249,7 +249,8 @@ class Storm:
     def _person(self, is_at_rest: bool = False) -> None:
         """Looks at the queue and at the provider's own pages, and does what they ask for.
 
-        Doubts are the engine's to end until it rests; where nothing can be asked, the person's.
+        Doubts are the engine's to end until it rests, or for a while: a render that nobody polls
+        does not end, and keeps its slot. Where nothing can be asked they are the person's.
         """
         self._seen()
         now_ms = time.time_ns() // 1_000_000
@@ -257,10 +258,10 @@ class Storm:
             until_ms = account.parked_until_ms or 0
             if until_ms == FOR_EVER_MS or until_ms > now_ms + 100_000:
                 self._mend(account)
-        if is_at_rest or self.kind == "none":
-            for job in self.q.jobs(status="in_doubt"):
-                if now_ms - job.updated_ms > 1000 * GRACE_S:
-                    self._decide(job)
+        grace_s = GRACE_S if is_at_rest or self.kind == "none" else PATIENCE_S
+        for job in self.q.jobs(status="in_doubt"):
+            if now_ms - job.updated_ms > 1000 * grace_s:
+                self._decide(job)
 
     def _mend(self, account: Account) -> None:
         """What the reason says is to be done."""

@@ -122,8 +122,8 @@ _LIVE = (
     " AND status <> 'in_doubt' GROUP BY account"
 )
 _LIVE_BY_MODEL = (
-    "SELECT account, model, count(*) FROM jobs WHERE status = 'running' OR is_open = 1"
-    " GROUP BY account, model"
+    "SELECT account, model, count(*) FROM jobs WHERE (status = 'running' OR is_open = 1)"
+    " AND status <> 'in_doubt' GROUP BY account, model"
 )
 _CANCELS = (
     "SELECT number, fence FROM jobs WHERE status = 'running' AND owner = ? AND cancel_requested = 1"
