@@ -418,10 +418,16 @@ class Storm:
                 mine = [r for r in self.renders if r.account == name and model in (None, r.model)]
                 most = most_at_once([span for r in mine if (span := _span(r))])
                 self._expect(most <= limit, f"{name}: {most} renders at once, its limit is {limit}")
-            # One that collects what is open needs no slot: it may have been a doubt meanwhile.
-            tries = [a for a in self.attempts if a.account == name and not self._collects(a)]
-            most = most_at_once([(a.started_ms, a.finished_ms or 0) for a in tries])
-            self._expect(most <= CAPACITY[name], f"{name}: {most} attempts at once")
+                # One that collects what is open needs no slot: it may have been a doubt meanwhile.
+                tries = [
+                    (a.started_ms, a.finished_ms or 0)
+                    for a in self.attempts
+                    if a.account == name
+                    and model in (None, self.jobs[a.job].payload["model"])
+                    and not self._collects(a)
+                ]
+                most = most_at_once(tries)
+                self._expect(most <= CAPACITY[name], f"{name}: {most} attempts at once")
 
     def _compare_files(self) -> None:
         """Every finished file is what was rendered, whole and of one version."""
