@@ -22,10 +22,11 @@ class Accounts:
     def __init__(
         self,
         read: Callable[[], list[Account]],
-        write: Callable[[Account], None],
+        change: Callable[[str, Callable[[Account | None], Account]], Account],
         delete: Callable[[str], bool],
     ) -> None:
-        self._read, self._write, self._delete = read, write, delete
+        # Read and written in one transaction: the pump may park an account at any moment.
+        self._read, self._write, self._delete = read, change, delete
 
     def add(
         self,
@@ -67,25 +68,23 @@ class Accounts:
             "budget": microusd("budget", budget),
             "model_capacity": None if model_capacity is None else _by_model(model_capacity),
         }
-        before = next((a for a in self if a.name == name), None)
-        learned = {k: v for k, v in (before.limits if before else {}).items() if k not in given}
-        limits = {k: v for k, v in given.items() if v is not None} | learned
-        account = Account(
-            name,
-            provider,
-            check_capacity(capacity),
-            check_reference(credential),
-            limits_json=codec.encode(limits),
-        )
-        if before is not None:
-            account = replace(
-                account,
+        account = Account(name, provider, check_capacity(capacity), check_reference(credential))
+
+        def add(before: Account | None) -> Account:
+            known = {} if before is None else before.limits
+            learned = {k: v for k, v in known.items() if k not in given}
+            limits = {k: v for k, v in given.items() if v is not None} | learned
+            added = replace(account, limits_json=codec.encode(limits))
+            if before is None:
+                return added
+            return replace(
+                added,
                 is_enabled=before.is_enabled,
                 parked_until_ms=before.parked_until_ms,
                 parked_reason=before.parked_reason,
             )
-        self._write(account)
-        return account
+
+        return self._write(name, add)
 
     def set_capacity(self, name: str, capacity: int, *, model: str | None = None) -> Account:
         """Changes how many jobs the account, or one model on it, may run at once.
@@ -93,18 +92,24 @@ class Accounts:
         What runs goes on.
         """
         if model is None:
-            return self._change(name, capacity=check_capacity(capacity))
-        limits = self[name].limits
-        limits["model_capacity"] = limits.get("model_capacity", {}) | _by_model({model: capacity})
-        return self._change(name, limits_json=codec.encode(limits))
+            wanted = check_capacity(capacity)
+            return self._change(name, lambda account: replace(account, capacity=wanted))
+        of_model = _by_model({model: capacity})
+
+        def limit(account: Account) -> Account:
+            limits = account.limits
+            limits["model_capacity"] = limits.get("model_capacity", {}) | of_model
+            return replace(account, limits_json=codec.encode(limits))
+
+        return self._change(name, limit)
 
     def disable(self, name: str) -> Account:
         """Gives the account no new work; what runs goes on."""
-        return self._change(name, is_enabled=False)
+        return self._change(name, lambda account: replace(account, is_enabled=False))
 
     def enable(self, name: str) -> Account:
         """Gives the account work again."""
-        return self._change(name, is_enabled=True)
+        return self._change(name, lambda account: replace(account, is_enabled=True))
 
     def remove(self, name: str) -> None:
         """Takes away an account that has never had a job; any other stays in the books.
@@ -119,19 +124,26 @@ class Accounts:
 
     def unpark(self, name: str) -> Account:
         """Gives a parked account work again: the cause is mended."""
-        account = self[name]
-        limits = account.limits
-        limits.pop("moderated", None)
-        for known in limits.get("models", {}).values():
-            known.pop("until_ms", None)
-        return self._change(
-            name, parked_until_ms=None, parked_reason=None, limits_json=codec.encode(limits)
-        )
 
-    def _change(self, name: str, **change: Any) -> Account:
-        account = replace(self[name], **change)
-        self._write(account)
-        return account
+        def unpark(account: Account) -> Account:
+            limits = account.limits
+            limits.pop("moderated", None)
+            for known in limits.get("models", {}).values():
+                known.pop("until_ms", None)
+            limits_json = codec.encode(limits)
+            return replace(
+                account, parked_until_ms=None, parked_reason=None, limits_json=limits_json
+            )
+
+        return self._change(name, unpark)
+
+    def _change(self, name: str, change: Callable[[Account], Account]) -> Account:
+        def known(account: Account | None) -> Account:
+            if account is None:
+                raise UnknownName(f"no account named {name!r} any more", name=name)
+            return change(account)
+
+        return self._write(self[name].name, known)
 
     def __getitem__(self, name: str) -> Account:
         known = {account.name: account for account in self._read()}

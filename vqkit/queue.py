@@ -19,7 +19,6 @@ from .expand import expanded
 from .job import (
     STATUSES,
     TERMINAL,
-    Account,
     Added,
     Attempt,
     Event,
@@ -123,7 +122,7 @@ class Queue:
         self._files = OutputFolder(self.outputs_folder, companion(self.path) / "finished")
         self.accounts = Accounts(
             lambda: self._read(lambda s: s.accounts()),
-            self._save_account,
+            lambda name, change: self._write(lambda s: s.change_account(name, change)),
             lambda name: self._write(lambda s: s.remove_account(name)),
         )
 
@@ -571,9 +570,6 @@ class Queue:
                 )
             if mine[0].capacity != check_capacity(concurrency):
                 self.accounts.set_capacity(name, concurrency)
-
-    def _save_account(self, account: Account) -> None:
-        self._write(lambda s: s.save_account(account))
 
     def _set_paused(self, paused: bool) -> None:
         event = "queue.paused" if paused else "queue.resumed"

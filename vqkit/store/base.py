@@ -458,19 +458,19 @@ class Store(PaidVerbs):
 
     def save_account(self, account: Account) -> None:
         """Adds the account, or replaces what is known of it."""
+        self.change_account(account.name, lambda _: account)
+
+    def change_account(self, name: str, change: Callable[[Account | None], Account]) -> Account:
+        """Adds or changes an account; `change` is given what is known of it, None if nothing."""
         with self.transaction():
+            before = next((a for a in self.accounts() if a.name == name), None)
+            account = change(before)
             if account.parked_reason is not None:
                 account = replace(account, parked_reason=redact(account.parked_reason))
             self._write_account(account)
-            self._record(
-                [
-                    Event(
-                        "account.saved",
-                        at_ms=self.clock.now_ms(),
-                        data_json=codec.dumps({"name": account.name, "capacity": account.capacity}),
-                    )
-                ]
-            )
+            data = codec.dumps({"name": account.name, "capacity": account.capacity})
+            self._record([Event("account.saved", at_ms=self.clock.now_ms(), data_json=data)])
+        return account
 
     def set_setting(self, name: str, value: Any, *, event: str | None = None) -> None:
         """Keeps a JSON value under a name, with an event of that type if one is given."""
