@@ -442,6 +442,33 @@ class StoreContract:
         assert self.claim_by_model(store) == {"a": {"x": 1}}
         assert store.job(job.number).status == "running"
 
+    @pytest.mark.parametrize("may_collect", [True, False])
+    def test_a_parked_account_gets_nothing_new_and_collects_what_is_paid_for(
+        self, store, may_collect: bool
+    ) -> None:
+        store.save_account(Account("a", "p", 1))
+        store.put([a_job(n) for n in range(3)])
+        (job,) = store.turn(claim=a_claim()).claimed
+        settle(store, job, "step", name="render", handle_json='{"id":1}')
+        settle(store, job, "release")
+        parked = Claim("me", lambda _: "too fast", may_collect=lambda _: may_collect)
+        turn = store.turn(claim=parked)
+        assert [j.number for j in turn.claimed] == ([job.number] if may_collect else [])
+        assert turn.why == {"a": "too fast"}
+
+    def test_a_budget_that_is_used_up_keeps_no_paid_render_from_being_collected(
+        self, store
+    ) -> None:
+        limits = {"price": 600_000, "budget": 1_000_000}
+        store.save_account(Account("a", "p", 2, limits_json=dumps(limits)))
+        store.put([a_job(n) for n in range(3)])
+        (job,) = store.turn(claim=a_claim()).claimed
+        settle(store, job, "step", name="render", handle_json='{"id":1}')
+        settle(store, job, "release")
+        turn = store.turn(claim=a_claim())
+        assert "has $0.40 left" in turn.why["a"]
+        assert [j.number for j in turn.claimed] == [job.number]
+
     def test_a_changed_payload_changes_the_model_it_waits_for(self, store) -> None:
         store.save_account(Account("a", "p", 1))
         store.put([a_job(1, {"model": "x"}, key="k")])

@@ -313,3 +313,17 @@ def test_the_next_wakeup_is_neither_late_nor_in_the_past(
     assert 0 <= wait_s <= longest_s
     assert all(wait_s <= max(0.0, due) for due in due_s)
     assert wait_s == longest_s or any(wait_s == max(0.0, due) for due in due_s)
+
+
+@pytest.mark.parametrize(
+    ("account", "may"),
+    [
+        (Account("a", "p", is_enabled=False), True),
+        (Account("a", "p", parked_until_ms=2_000), True),
+        (Account("a", "p", parked_until_ms=policy.FOR_EVER_MS), False),
+        (Account("a", "elsewhere"), False),
+    ],
+)
+def test_who_gets_nothing_new_may_still_collect_what_is_paid_for(account: Account, may: bool):
+    assert policy.may_collect(account, {"p"}, None, 1_000) is may
+    assert not policy.may_collect(account, {"p"}, "its key is not set", 1_000)

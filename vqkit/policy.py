@@ -32,6 +32,7 @@ __all__ = [
     "decide",
     "free_slots",
     "lanes_of",
+    "may_collect",
     "model_pots",
     "models_at_rest",
     "next_wakeup_s",
@@ -177,6 +178,18 @@ def why_not(
         known = ", ".join(sorted(providers)) or "none"
         return f"no provider named {account.provider!r} is registered here; known: {known}"
     return credential_error
+
+
+def may_collect(
+    account: Account, providers: Collection[str], credential_error: str | None, now_ms: int
+) -> bool:
+    """True where an account that gets no new work can still be asked for what is paid for.
+
+    One that is paused by its user, or parked for a while, can. One that is parked for good
+    waits for somebody: its key may be refused, and each question would be refused too.
+    """
+    is_for_good = now_ms < (account.parked_until_ms or 0) >= FOR_EVER_MS
+    return account.provider in providers and credential_error is None and not is_for_good
 
 
 class Decision(NamedTuple):

@@ -327,6 +327,7 @@ class Pump:
                     for name, provider in self._providers.items()
                     if isinstance(provider, RenderHandler) and provider.is_by_model
                 ),
+                may_collect=self._may_collect,
             )
         )
         row = self._health_row()
@@ -401,8 +402,17 @@ class Pump:
         return [job for job in ours if (job.number, job.fence) not in known]
 
     def _why_not(self, account: Account) -> str | None:
-        wrong = None if account.credential is None else self._key_trouble(account.credential)
-        return policy.why_not(account, self._providers.keys(), wrong, self._clock.now_ms())
+        return policy.why_not(
+            account, self._providers.keys(), self._wrong_with(account), self._clock.now_ms()
+        )
+
+    def _may_collect(self, account: Account) -> bool:
+        return policy.may_collect(
+            account, self._providers.keys(), self._wrong_with(account), self._clock.now_ms()
+        )
+
+    def _wrong_with(self, account: Account) -> str | None:
+        return None if account.credential is None else self._key_trouble(account.credential)
 
     def _key_trouble(self, reference: str) -> str | None:
         """Why an account's key cannot be had, or None. Called with the database held.

@@ -208,12 +208,16 @@ class Store(PaidVerbs):
             why = {a.name: reason for a in accounts if (reason := claim.why_not(a))}
             accounts = self._note_scopes(accounts, why, claim.by_model)
             able = [a for a in accounts if a.name not in why]
-            why |= self.used_up(able, now_ms)
+            used_up = self.used_up(able, now_ms)
+            why |= used_up
             able = [a for a in able if a.name not in why]
+            collecting = [
+                a for a in accounts if a.name in used_up or (a.name in why and claim.may_collect(a))
+            ]
             claimed: list[Job] = []
             is_limited = False
-            if able and not is_paused:
-                claimed, is_limited = self._claim(claim, able, now_ms)
+            if (able or collecting) and not is_paused:
+                claimed, is_limited = self._claim(claim, able, collecting, now_ms)
             parked = policy.comes_back_ms(accounts, now_ms)
             why |= _resting_models(able, now_ms)
             return TurnResult(
@@ -289,7 +293,13 @@ class Store(PaidVerbs):
         data = codec.dumps({"outcome": t.outcome, "files": len(t.outputs)})
         return Event("job.late_result", t.job, now_ms, "warning", t.fence, data)
 
-    def _claim(self, claim: Claim, able: Sequence[Account], now_ms: int) -> tuple[list[Job], bool]:
+    def _claim(
+        self,
+        claim: Claim,
+        able: Sequence[Account],
+        collecting: Sequence[Account],
+        now_ms: int,
+    ) -> tuple[list[Job], bool]:
         live = self.live_counts()
         pots = self._pots(live, now_ms)
         models, of_models = self._model_shares(able, claim, now_ms)
@@ -307,6 +317,7 @@ class Store(PaidVerbs):
             )
             for a in able
         ]
+        slots += [policy.Slots(a.name, a.provider, 0, takes_any=False) for a in collecting]
         wanted: Counter[str] = Counter()
         for s in slots:
             wanted.update(dict.fromkeys(s.lanes, s.free))
@@ -325,7 +336,7 @@ class Store(PaidVerbs):
         grants = grants[: claim.limit]
         found = self._jobs_by_number({g.number for g in grants})
         pairs, events, attempts = [], [], []
-        prices = {a.name: int(a.limits.get("price", 0)) for a in able}
+        prices = {a.name: int(a.limits.get("price", 0)) for a in (*able, *collecting)}
         for grant in grants:
             before = found[grant.number]
             if before.expires_ms is not None and before.expires_ms <= now_ms:

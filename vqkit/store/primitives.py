@@ -56,7 +56,8 @@ class Claim:
 
     `why_not` says in a sentence why an account gets nothing now, or None. Providers in
     `named_only` do only the jobs that name them or their accounts. Those in `by_model` limit
-    each model of an account by itself.
+    each model of an account by itself. An account that gets nothing new has its open renders
+    collected if it `may_collect`: they are paid for.
     """
 
     owner: str
@@ -64,6 +65,7 @@ class Claim:
     limit: int = 500
     named_only: Set[str] = frozenset()
     by_model: Set[str] = frozenset()
+    may_collect: Callable[[Account], bool] = lambda _: False
 
 
 @dataclass(frozen=True, slots=True)
