@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vqkit import policy
 from vqkit.job import Account, Job, lane_of
 from vqkit.outcome import Outcome
 from vqkit.policy import (
