@@ -128,7 +128,7 @@ def run(
     sheet: str | None,
     as_json: bool,
 ) -> None:
-    """Make what a sheet asks for, one job a row. FILE: .xlsx, .csv, .tsv, .jsonl or .txt.
+    """Make what a sheet asks for, one job a row. FILE: .xlsx, .ods, .csv, .tsv, .jsonl, .txt.
 
     Running the same file again adds nothing: it finishes what is left. Ctrl-C stops
     politely, a second one at once. The exit status is 0 only if every job is completed.
