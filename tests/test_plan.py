@@ -596,3 +596,24 @@ def test_keys_in_a_payload_are_refused_row_by_row(
     plan = q.plan([{"prompt": "a"}, {"prompt": "sk-very-secret-key-123"}])
     assert (plan.rows, plan.skipped.total()) == (1, 1)
     assert "sk-very-secret" not in str(plan)
+
+
+# --- and back into the sheet
+
+
+def test_results_go_back_to_the_rows_of_the_file_they_came_from(q: Queue, tmp_path: Path) -> None:
+    import openpyxl
+
+    for folder, prompts_of in (("monday", ["a", "b"]), ("tuesday", ["a", "c", "d"])):
+        book = openpyxl.Workbook()
+        for row in ["prompt", *prompts_of]:
+            book.worksheets[0].append([row])
+        book.worksheets[0].row_dimensions[4].hidden = True
+        (tmp_path / folder).mkdir()
+        book.save(tmp_path / folder / "prompts.xlsx")
+        q.load(tmp_path / folder / "prompts.xlsx", hidden=True)
+    finish(q)
+    saved = tmp_path / "results.xlsx"
+    q.save_into(tmp_path / "tuesday" / "prompts.xlsx", saved)
+    rows = list(openpyxl.load_workbook(saved).worksheets[0].iter_rows(values_only=True))
+    assert [row[:2] for row in rows][2:] == [("c", "completed"), ("d", "completed")]

@@ -41,13 +41,14 @@ from .words import clean, count, shorten
 if TYPE_CHECKING:
     from .queue import Queue
 
-__all__ = ["Column", "Plan", "load", "make"]
+__all__ = ["Column", "Plan", "known_source", "load", "make"]
 
 CHUNK = 500
 PROBLEMS_KEPT = 20  # of each kind
 PROBLEMS_SHOWN = 10
 ROWS_SHOWN = 8
 SPOOL_BYTES = 8 << 20
+SOURCES = "sources"  # the setting {source: [path as seen from the queue, sheet]}
 UNMET, MET = 1, 2
 DIGITS = 10**15
 CELL_MAX = 32_767  # the most characters Excel keeps in a cell
@@ -184,7 +185,6 @@ class Plan:
         added = queue._put_specs(self._checked(), self.batch, has_ids=False, earlier=self._earlier)
         gone = self._gone.tolist()
         queue._write(lambda store: store.leave_rows(gone))
-        _remember(queue, table)
         if cancel_gone:
             olds = (*gone, *self._earlier.values(), *self._replaced)
             chosen = JobFilter(numbers=olds)  # one that took its row's new text has a row still
@@ -443,10 +443,9 @@ def load(queue: Queue, table: Table, defaults: dict[str, Any]) -> Added:
     if scope is not None and len(scope.rows):
         return make(queue, table, defaults).put()
     rows = intake.specs(table, **defaults)
-    # Of a million rows the ids would take 100 MB.
-    added = queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={})
     _remember(queue, table)
-    return added
+    # Of a million rows the ids would take 100 MB.
+    return queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={})
 
 
 class _Watched:
@@ -674,10 +673,10 @@ def _named(queue: Queue, table: Table, defaults: dict[str, Any]) -> dict[str, An
     And the batch after it, unless the user has.
     """
     if table.path is not None:
-        known = queue._read(lambda store: store.setting(SOURCES, {}))
-        mine = _place(queue, table)
-        name = next((name for name, place in known.items() if place == mine), None)
+        name = known_source(queue, table)
         if name is None:
+            known = queue._read(lambda store: store.setting(SOURCES, {}))
+            mine = _place(queue, table)
             name = table.source
             if known.get(name, mine) != mine:
                 name = f"{table.path.absolute().parent.name}/{name}"
@@ -690,7 +689,13 @@ def _named(queue: Queue, table: Table, defaults: dict[str, Any]) -> dict[str, An
     return defaults
 
 
-SOURCES = "sources"
+def known_source(queue: Queue, table: Table) -> str | None:
+    """What the jobs of this file and sheet name as their source; None if it was never put."""
+    if table.path is None:
+        return None
+    known = queue._read(lambda store: store.setting(SOURCES, {}))
+    mine = _place(queue, table)
+    return next((name for name, place in known.items() if place == mine), None)
 
 
 def _place(queue: Queue, table: Table) -> list[str | None]:

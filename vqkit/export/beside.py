@@ -14,6 +14,7 @@ from .. import codec, intake
 from ..errors import PayloadError, SheetError, UsageError
 from ..intake.settings import SETTINGS
 from ..job import Job
+from ..plan import known_source
 from .target import Changes, Saved, replacing, target_of
 from .workbook import LINKS, Link, add_columns
 from .xlsx import CHARACTERS, escaped, pieces, units
@@ -76,15 +77,13 @@ def save_into(
             f" results another name, such as {origin.stem}-results{origin.suffix}, or say"
             " overwrite=True (on the command line --overwrite)."
         )
-    # Hidden rows too: they may have been asked for when the jobs were put.
+    # Rows that are hidden now may have been put all the same.
     table = intake.read(origin, sheet=sheet, columns=columns, hidden=True)
     if table.sheet is None:
         raise SheetError(f"{origin.name} has no sheet that results could be added to")
-    jobs = [
-        s
-        for s in map(Standing._make, queue._standings())
-        if s.job.source in (table.source, table.name)
-    ]
+    known = known_source(queue, table)
+    sources = {table.source, table.name} if known is None else {known}
+    jobs = [s for s in map(Standing._make, queue._standings()) if s.job.source in sources]
     if not jobs:
         raise UsageError(
             f"no job of this queue came from {table.source}; it was renamed, or its rows were put"
