@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -49,6 +50,11 @@ OUTCOMES = {
 def a_job(name: str | int, payload: dict[str, Any] | None = None, **more: Any) -> Job:
     payload = {"prompt": f"fox {name}"} if payload is None else payload
     return Job(0, f"id-{name}", dumps(payload), content_hash(payload), **more)
+
+
+def in_sheet(name: str | int, payload: dict[str, Any] | None = None, **more: Any) -> Job:
+    """A job of a row of the sheet "s", put as the batch "b"."""
+    return a_job(name, payload, **{"source": "s", "batch": "b", "row": 2, **more})
 
 
 def a_claim(owner: str = "me", limit: int = 500) -> Claim:
@@ -212,6 +218,79 @@ class StoreContract:
         assert store.counts("b1") == {"queued": 1050}
 
     # -- who is claimed -----------------------------------------------------------------------
+
+    # -- the rows of a sheet ----------------------------------------------------------------
+
+    def test_a_changed_row_takes_the_job_that_nobody_has_begun(self, store) -> None:
+        store.put([in_sheet(1, key="old", priority=1)])
+        new = in_sheet(2, {"prompt": "owl"}, key="new", priority=7, provider="p", row=5)
+        added = store.put_rows([new], {(5, 0): 1})
+        assert (added.new, added.changed, added.beside) == (0, 1, 0)
+        (job,) = store.jobs(ALL)
+        assert (job.key, job.payload, job.priority, job.row) == ("new", {"prompt": "owl"}, 7, 5)
+        assert job.lane == "provider:p"
+        assert store.events()[-1].type == "job.changed"
+
+    @pytest.mark.parametrize("status", ["running", "in_doubt", "completed", "failed", "cancelled"])
+    def test_beside_a_job_that_was_begun_a_changed_row_is_a_job_of_its_own(
+        self, store, accounts, status
+    ) -> None:
+        before = bring(store, status)
+        store.put_rows([in_sheet(1, key=before.key, row=3)], {})  # a stranger's key: nothing
+        added = store.put_rows([in_sheet(2, {"prompt": "owl"}, key="new", row=3)], {(3, 0): 1})
+        assert (added.new, added.beside, added.changed) == (1, 1, 0)
+        old, new = store.jobs(ALL)
+        assert (old.status, old.payload_json, old.row) == (status, before.payload_json, None)
+        assert (new.status, new.row) == ("queued", 3)
+        event = next(e for e in store.events() if e.type == "job.superseded")
+        assert (event.job, event.data["by"]) == (1, 2)
+        assert store.verify_counts() == {}
+
+    def test_a_key_begun_with_another_text_gets_a_version_that_is_put_once(
+        self, store, accounts
+    ) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        (job,) = claim(store)
+        settle(store, job)
+        for name in (2, 3):
+            added = store.put_rows([in_sheet(name, {"prompt": "owl"}, key="k", row=3)], {})
+            assert added.new == (name == 2)
+        assert [j.row for j in store.jobs(ALL)] == [None, 3]
+        assert str(store.job(2).key).startswith("k@")
+
+    def test_a_job_learns_where_its_row_has_moved_and_that_it_is_gone(self, store) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        assert store.put_rows([in_sheet(2, {"prompt": "fox 1"}, key="k", row=9)], {}).existing == 1
+        assert store.job(1).row == 9
+        assert list(store.sheet_jobs("b", "s")) == [array("q", [n]) for n in (9, 1, 0)]
+        store.leave_rows([1])
+        store.leave_rows([1])
+        assert store.job(1).row is None
+        assert [e.type for e in store.events()] == ["job.queued", "job.row_gone"]
+        assert not store.sheet_jobs("b", "s").rows
+
+    def test_a_job_of_another_source_is_not_changed_by_a_row_of_its_key(self, store) -> None:
+        store.put([a_job(1, key="k", source="other", row=3, batch="b")])
+        added = store.put_rows([in_sheet(2, {"prompt": "owl"}, key="k", row=4)], {})
+        assert (added.conflicts, added.new, added.changed) == (1, 0, 0)
+        assert (store.job(1).payload, store.job(1).row) == ({"prompt": "fox 1"}, 3)
+
+    def test_rows_put_again_after_an_unknown_commit_change_nothing(self, store) -> None:
+        store.put_rows([in_sheet(1, key="old", row=3)], {})
+        rows = [in_sheet(2, {"prompt": "owl"}, key="new", row=3), in_sheet(3, key="more", row=4)]
+        store.put_rows(rows, {(3, 0): 1})
+        before = everything(store)
+        store.put_rows(rows, {(3, 0): 1})
+        assert everything(store) == before
+
+    def test_the_pace_is_that_of_completed_jobs(self, store, accounts, clock) -> None:
+        store.put([a_job(n) for n in range(3)])
+        for n, job in enumerate(claim(store)):
+            clock.time_ms += 2000
+            settle(store, job, "fail" if n == 2 else "complete")
+        paced = store.pace().values()
+        assert sum(n for n, _ in paced) == 2
+        assert sum(n * seconds for n, seconds in paced) == 2 + 4
 
     def test_a_claim_marks_the_job_the_attempt_and_the_event(self, store, accounts, clock) -> None:
         store.put([a_job(1)])

@@ -617,3 +617,32 @@ def test_results_go_back_to_the_rows_of_the_file_they_came_from(q: Queue, tmp_pa
     q.save_into(tmp_path / "tuesday" / "prompts.xlsx", saved)
     rows = list(openpyxl.load_workbook(saved).worksheets[0].iter_rows(values_only=True))
     assert [row[:2] for row in rows][2:] == [("c", "completed"), ("d", "completed")]
+
+
+def test_a_load_that_broke_off_is_finished_by_running_it_again(q: Queue) -> None:
+    def rows(until: int, breaks: bool) -> Iterator[dict[str, Any]]:
+        for n in range(until):
+            yield {"prompt": f"p{n}"}
+        if breaks:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        q.load(rows(2300, breaks=True), batch="big")
+    added = q.load(rows(2300, breaks=False), batch="big")
+    assert 0 < added.existing < 2300
+    assert added.new + added.existing == len(q) == 2300
+    assert [job.row for job in q.jobs()] == list(range(1, 2301))
+
+
+def test_a_plan_of_many_rows_takes_little_memory(q: Queue) -> None:
+    import tracemalloc
+
+    rows = [{"prompt": f"a fox, picture {n} " * 20} for n in range(20_000)]
+    tracemalloc.start()
+    try:
+        plan = q.plan(rows)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert plan.new == 20_000
+    assert kept < 1_000_000
