@@ -1017,6 +1017,12 @@ CASES: list[Case] = [
         calamine={2: {"prompt": "a"}},
     ),
     Case(
+        "a formula in an .ods that gives nothing",
+        ".ods",
+        by_libreoffice(line(cell("a"), cell("", 'table:formula="of:=&quot;&quot;"'))),
+        {2: {"prompt": "a"}},
+    ),
+    Case(
         "a row hidden and a row filtered out in an .ods",
         ".ods",
         by_libreoffice(

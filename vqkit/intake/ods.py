@@ -284,7 +284,8 @@ class _Rows:
                 kind="error cell",
             )
         if kind is None:
-            if FORMULA in cell and not any(self._paragraphs):
+            # One that gives '' has an empty paragraph; one never calculated has none.
+            if FORMULA in cell and not self._paragraphs:
                 return Bad(
                     f"cell {where} holds a formula without a stored value; open {self._source}"
                     " in LibreOffice and save it, so that it is calculated",
