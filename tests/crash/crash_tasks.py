@@ -493,6 +493,12 @@ def batch(db: str, ledger: str, die_at: int | None = None, count: str | None = N
     os._exit(0)  # the queue is closed; what the interpreter does then takes most of the time
 
 
+def load(db: str, sheet: str) -> None:
+    """Loads a sheet and leaves; meant to be killed on the way."""
+    with Queue(db) as q:
+        print(q.load(sheet))
+
+
 def _die_at(n: int | None) -> list[str]:
     """Counts every write to the disk, before it and after it, and ends the process at the n-th."""
     seen: list[str] = []
@@ -628,7 +634,7 @@ def _become(log: str) -> None:
 TASKS: dict[str, Callable[..., None]] = {
     task.__name__: task
     for task in (
-        *(drain, batch, storm, hold_mutex, put_one, pump_fails, leave, interrupts),
+        *(drain, batch, load, storm, hold_mutex, put_one, pump_fails, leave, interrupts),
         *(interrupted_then_closed, forked, asked_while_finishing),
     )
 }
