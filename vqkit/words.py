@@ -88,6 +88,7 @@ EVENTS = {
     "job.logged": "says: {message}",
     "job.step_begun": "step {name} is begun",
     "job.step_done": "step {name} is done",
+    "job.renewed": "asks for another render of the same",
     "job.completed": "completed in {took} on {account}",
     "job.retry_scheduled": "{wrong}; {again}",
     "job.failed": "failed: {wrong}{because}",
