@@ -30,7 +30,8 @@ from vqkit.providers.contract import (
     Status,
     Submitted,
 )
-from vqkit.providers.http import HttpApi, HttpList, HttpProvider, fill, pick
+from vqkit.providers.http import HttpApi, HttpList, HttpProvider
+from vqkit.providers.http_api import Reply, fill, pick
 
 KEY = "sk-live-0123456789"
 ACCOUNT = AccountKey("studio", KEY, "gen4")
@@ -666,7 +667,7 @@ async def test_an_amount_becomes_whole_microdollars():
 def test_sums_of_cents_written_as_dollars_are_exact(cents):
     api = replace(RUNWAY_LIKE, cost="c")
     provider = HttpProvider("acme", api)
-    assert provider._cost(module._Reply(200, {}, {"c": cents / 100})) == cents * 10_000
+    assert provider._cost(Reply(200, {}, {"c": cents / 100})) == cents * 10_000
 
 
 # ------------------------------------------------------------------ cancelling

@@ -18,11 +18,7 @@ A Luma-like API, whose list shows what every render was asked for::
         capabilities=Capabilities(idempotency="list", cancel="any"),
     ))
 
-*Reply paths* are dotted: ``data.output[*].url``, ``items[-1]``, ``""`` for the whole reply;
-``a.b|c`` takes the first that is there; ``@name`` is a header. *Templates* stand for whole
-values: ``"{seconds}"`` becomes the request's own value, number or text, and a field the
-request lacks is left out. In URLs ``{id}`` is quoted and ``{+id}`` keeps its slashes.
-``{model}`` is the request's, else the account's; ``{idempotency_key}`` is vqkit's.
+How paths and templates are written is told in `http_api`.
 A submit is sent once, on a connection of its own: a kept one that the server has just
 closed would leave in doubt a render that was never asked for.
 """
@@ -34,25 +30,19 @@ import contextlib
 import fnmatch
 import functools
 import json
-import math
 import re
-import unicodedata
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path, PurePosixPath
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, get_args
-from urllib.parse import quote, urljoin, urlsplit
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urljoin, urlsplit
 
 from .. import secrets
 from ..clock import Clock, SystemClock
 from ..codec import encode, plain
-from ..errors import UsageError
 from . import download as transfer
 from .contract import (
     AccountKey,
-    Capabilities,
     Fetched,
     Finished,
     Link,
@@ -63,20 +53,30 @@ from .contract import (
     Status,
     Submitted,
 )
+from .http_api import (
+    ABSENT,
+    HttpApi,
+    HttpList,
+    Reply,
+    echoes,
+    fill,
+    fill_path,
+    names_in,
+    number_of,
+    pick,
+)
 
 if TYPE_CHECKING:
     import ssl
 
     import httpx
 
-__all__ = ["HttpApi", "HttpList", "HttpProvider", "fill", "pick"]
+__all__ = ["HttpApi", "HttpList", "HttpProvider"]
 
 log = secrets.logger("vqkit.providers")
 
 REPLY_MAX = 16 << 20
 PAGES_MAX = 50
-_NAME = re.compile(r"\{(\+?)(\w+)\}")
-_ABSENT: Any = object()
 
 # What a status means where the declaration and the words say nothing. The rest of the 4xx
 # is `invalid`; all else, and above all a 5xx, is `unknown`: it may have been accepted.
@@ -105,240 +105,6 @@ _WAIT_S = (
 )
 _TOO_LATE = (400, 404, 409, 410, 422)  # what a cancel gets for a render that has ended
 _UNIT_MICROUSD = {"dollars": 1_000_000, "cents": 10_000}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpList:
-    """How renders are listed, to find one whose id was lost.
-
-    `path` takes ``{offset}``, ``{page}`` or ``{cursor}`` (read from `cursor`), and fields of
-    the request; without any of the three, one page is all there is. `echo` says, per field
-    of the request, where an item repeats it; `tag` where it carries our idempotency key.
-    """
-
-    path: str
-    items: str = "data"
-    id: str = "id"
-    created: str = "created_at"
-    echo: Mapping[str, str] = field(default_factory=dict)
-    tag: str = ""
-    cursor: str = ""
-    is_newest_first: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpApi:
-    """What a REST render API looks like. Requests are ``"POST /path"``; see the module's text.
-
-    - `result`: a second GET once the state is succeeded, where outputs are not in the first.
-    - `extra_in`: where in the body fields without a placeholder go; None drops them.
-    - `idempotency`: the header that carries our key, ``"Idempotency-Key: {idempotency_key}"``.
-    - `states`: the provider's words; one that is not here counts as running, and is logged.
-    - `outputs`: a reply path, or a path of the API's own that begins with ``/``.
-    - `ok_codes`: if any, a 2xx whose `error_code` is none of them is an error.
-    - `kinds`: error codes (``"SAFETY.*"``) and statuses (``"503"``) to kinds, first match.
-    - `expires`, `poll_after`, `retry_after`: a path that ends in "ms" is in milliseconds.
-    """
-
-    base_url: str
-    submit: str
-    poll: str
-    states: Mapping[str, State]
-    outputs: str
-    result: str = ""
-    cancel: str = ""
-    is_cancel_final: bool = False
-    body: Mapping[str, Any] = field(default_factory=dict)
-    extra_in: str | None = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    auth: str = "Authorization: Bearer {key}"
-    idempotency: str = ""
-    id: str = "id"
-    state: str = "status"
-    progress: str = "progress"
-    progress_max: float = 1.0
-    cost: str = ""
-    cost_unit: Literal["dollars", "cents", "credits"] = "dollars"
-    credit_microusd: int = 0
-    error_code: str = "error.code|error.type|code|error_type"
-    error_message: str = "error.message|message|error|detail"
-    ok_codes: tuple[str | int, ...] = ()
-    kinds: Mapping[str, ProviderErrorKind] = field(default_factory=dict)
-    expires: str = ""
-    poll_after: str = "@retry-after"
-    retry_after: str = ""
-    suffix: str = ""
-    listing: HttpList | None = None
-    capabilities: Capabilities = field(default_factory=Capabilities)
-
-    def __post_init__(self) -> None:
-        kind, listing = self.capabilities.idempotency, self.listing or HttpList(path="")
-        asked = (self.submit, self.poll, self.result, self.cancel, listing.path)
-        lines = [line for line in asked if line]
-        bad = [line for line in lines if not re.fullmatch(r"[A-Z]+ /.*", line)]
-        odd: list[str] = [one for one in self.states.values() if one not in get_args(State)]
-        odd += [one for one in self.kinds.values() if one not in get_args(ProviderErrorKind)]
-        sent = {*_names([self.body, self.submit, self.idempotency])}
-        is_url = urlsplit(self.base_url).scheme in ("http", "https")
-        for is_wrong, said in (
-            (not is_url, f"base_url is {self.base_url!r}; expected https://…"),
-            (bad, f"{bad} are no requests; expected such as 'GET /tasks/{{id}}'"),
-            (odd, f"{odd}: expected a State in states, a ProviderErrorKind in kinds"),
-            (
-                kind not in ("list", "none") and "idempotency_key" not in sent,
-                f"idempotency is {kind!r}, but nothing sends {{idempotency_key}}",
-            ),
-            (kind == "tag" and not listing.tag, "idempotency 'tag' needs a listing with its tag"),
-            (kind == "list" and not listing.echo, "idempotency 'list' needs a listing's echo"),
-            (
-                self.cost_unit == "credits" and self.cost and self.credit_microusd <= 0,
-                "cost_unit 'credits' needs credit_microusd, what one is worth",
-            ),
-        ):
-            if is_wrong:
-                raise UsageError(said)
-        paths = [self.id, self.state, self.progress, self.cost, self.error_code, self.expires]
-        paths += [self.error_message, self.poll_after, self.retry_after, *listing.echo.values()]
-        paths += [listing.items, listing.id, listing.created, listing.tag, listing.cursor]
-        for path in (*paths, "" if self.outputs.startswith("/") else self.outputs):
-            _steps(path)
-
-
-# ------------------------------------------------------------------ paths and templates
-
-
-_STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[(-?\d+|\*)\]")
-
-
-@functools.lru_cache(maxsize=1024)
-def _steps(path: str) -> tuple[tuple[str | int | EllipsisType, ...], ...]:
-    ways: list[tuple[str | int | EllipsisType, ...]] = []
-    for way in path.split("|"):
-        found = list(_STEP.finditer(way))
-        if way.startswith("@"):
-            ways.append((way.lower(),))
-        elif "".join(step[0] for step in found) != way or way.startswith("."):
-            raise UsageError(f"{path!r} is no reply path; expected one like 'data.output[*].url'")
-        else:
-            ways.append(tuple(s[1] or (... if s[2] == "*" else int(s[2])) for s in found))
-    return tuple(ways)
-
-
-def pick(doc: Any, path: str, headers: Mapping[str, str] | None = None) -> list[Any]:
-    """All that stands at a reply path, in order; what is missing or null is not among it."""
-    for steps in _steps(path):
-        found = [doc]
-        for step in steps:
-            if isinstance(step, str) and step.startswith("@"):
-                found = [(headers or {}).get(step[1:])]
-            else:
-                found = [inner for outer in found for inner in _inside(outer, step)]
-        found = [value for value in found if value is not None]
-        if found:
-            return found
-    return []
-
-
-def _inside(value: Any, step: str | int | EllipsisType) -> Sequence[Any]:
-    if isinstance(step, str):
-        return (value[step],) if isinstance(value, Mapping) and step in value else ()
-    if isinstance(step, EllipsisType):
-        return value if isinstance(value, list) else (value,)
-    if not isinstance(value, list):
-        return ()
-    return (value[step],) if -len(value) <= step < len(value) else ()
-
-
-def fill(template: Any, values: Mapping[str, Any]) -> Any:
-    """The template with each ``"{name}"`` replaced, types kept; where none is, nothing stands."""
-    if isinstance(template, str):
-        found = _NAME.fullmatch(template)
-        return values.get(found[2], _ABSENT) if found else template
-    if isinstance(template, Mapping):
-        filled = ((name, fill(part, values)) for name, part in template.items())
-        return {name: part for name, part in filled if part is not _ABSENT}
-    if isinstance(template, list | tuple):
-        return [part for part in (fill(one, values) for one in template) if part is not _ABSENT]
-    return template
-
-
-def _names(template: Any) -> Iterator[str]:
-    if isinstance(template, str):
-        yield from (found[2] for found in _NAME.finditer(template))
-    elif isinstance(template, Mapping | list | tuple):
-        for part in template.values() if isinstance(template, Mapping) else template:
-            yield from _names(part)
-
-
-def _fill_path(path: str, values: Mapping[str, Any]) -> str:
-    """A URL's path; of the query, what has no value is left out. KeyError names what lacks."""
-
-    def put(found: re.Match[str]) -> str:
-        if (value := values.get(found[2])) in (None, ""):
-            raise KeyError(found[2])
-        return quote(str(value), safe="/:?&=%~@+,;" if found[1] else "")
-
-    path, _, query = path.partition("?")
-    kept = []
-    for part in query.split("&"):
-        with contextlib.suppress(KeyError):
-            kept.append(_NAME.sub(put, part))
-    return _NAME.sub(put, path) + (f"?{'&'.join(kept)}" if any(kept) else "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    status: int
-    headers: Mapping[str, str]
-    doc: Any
-    text: str = ""
-    file: Path | None = None
-    is_page: bool = False  # from a gateway or a log-in, so it says nothing of a render
-
-    def first(self, path: str) -> Any:
-        return next(iter(pick(self.doc, path, self.headers)), None) if path else None
-
-    def words(self, path: str) -> str:
-        found = self.first(path)
-        if isinstance(found, str):
-            return found
-        return "" if found in (None, {}, []) else json.dumps(found)
-
-    def moment_ms(self, path: str) -> int | None:
-        """A time in the reply, UTC milliseconds: a Unix time or a date; None for neither."""
-        value = self.first(path)
-        if (number := _number(value)) is not None:
-            return round(number if number > 1e11 or path.endswith("ms") else number * 1000)
-        moment_s = transfer.moment_s(value)
-        return None if moment_s is None else round(moment_s * 1000)
-
-
-def _number(value: Any) -> float | None:
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        number = float("nan" if isinstance(value, bool) else value)
-        return number if math.isfinite(number) else None
-    return None
-
-
-def _same(ours: Any, theirs: Any) -> bool:
-    """True if a provider may have made `theirs` of `ours`: 5 of "5", spaces put in order."""
-    if isinstance(ours, bool) or isinstance(theirs, bool):
-        return ours is theirs
-    if (number := _number(ours)) is not None and number == _number(theirs):
-        return True
-    if isinstance(ours, str) and isinstance(theirs, str):
-        ours, theirs = (unicodedata.normalize("NFC", " ".join(t.split())) for t in (ours, theirs))
-    return bool(ours == theirs)
-
-
-def _echoes(item: _Reply, echo: Mapping[str, str], request: Mapping[str, Any]) -> bool | None:
-    """True if the item repeats what the request says; None if it repeats nothing of it."""
-    pairs = [(request.get(name), item.first(path)) for name, path in echo.items()]
-    told = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-    return all(_same(ours, theirs) for ours, theirs in told) if told else None
-
-
-# ------------------------------------------------------------------ the provider
 
 
 class HttpProvider:
@@ -431,7 +197,7 @@ class HttpProvider:
         is_billed = self._is_billed(state, error, cost)
         if error is not None:
             error.facts["is_billed"] = is_billed
-        progress = _number(str(reply.first(api.progress)).rstrip("%"))
+        progress = number_of(str(reply.first(api.progress)).rstrip("%"))
         return Status(
             ended,
             progress=None if progress is None else min(1, max(0, progress / api.progress_max)),
@@ -506,7 +272,7 @@ class HttpProvider:
             elif made_ms is not None and made_ms < since_ms:
                 is_ours = False
             else:
-                is_ours = _echoes(item, listing.echo, values)
+                is_ours = echoes(item, listing.echo, values)
             is_unclear = is_unclear or is_ours is None
             if is_ours:
                 handle = {**kept, "id": item.first(listing.id)}
@@ -521,17 +287,17 @@ class HttpProvider:
 
     async def _listed(
         self, listing: HttpList, values: Mapping[str, Any], account: AccountKey, since_ms: int
-    ) -> list[_Reply]:
+    ) -> list[Reply]:
         """All items back to `since_ms`, page by page; an error if the end was not reached."""
-        found: dict[Any, _Reply] = {}
+        found: dict[Any, Reply] = {}
         where: dict[str, Any] = {"offset": 0, "page": 1}
-        paging = {"offset", "page", "cursor"} & set(_names(listing.path))
+        paging = {"offset", "page", "cursor"} & set(names_in(listing.path))
         for page in range(2, PAGES_MAX + 2):
             reply = await self._call(listing.path, {**values, **where}, account)
             docs = next(iter(pick(reply.doc, listing.items)), None)
             if not isinstance(docs, list):
                 raise self._error(reply, account, f"{listing.path} (no list at {listing.items!r})")
-            items = [_Reply(reply.status, {}, doc) for doc in docs]
+            items = [Reply(reply.status, {}, doc) for doc in docs]
             ids = [item.first(listing.id) for item in items]
             if not all(isinstance(one, str | int) for one in ids):
                 raise self._error(reply, account, f"{listing.path} (an item lacks {listing.id!r})")
@@ -558,7 +324,7 @@ class HttpProvider:
         content: bytes | None = None,
         sink: Callable[[str], Path] | None = None,
         also: Container[int] = (),
-    ) -> _Reply:
+    ) -> Reply:
         """One request, sent once, and its JSON. Raises ProviderError unless 2xx or in `also`."""
         import httpx
 
@@ -590,7 +356,7 @@ class HttpProvider:
                 reply = await self._read(response, limit, line, sink)
         except TimeoutError as error:
             raise ProviderError(f"{self.name}: {line} took over {total_s:g} s") from error
-        is_ok = 200 <= reply.status < 300 and (reply.doc is not _ABSENT or reply.file is not None)
+        is_ok = 200 <= reply.status < 300 and (reply.doc is not ABSENT or reply.file is not None)
         if api.ok_codes and reply.file is None:
             is_ok = is_ok and reply.words(api.error_code) in map(str, api.ok_codes)
         if is_ok or reply.status in also:
@@ -603,7 +369,7 @@ class HttpProvider:
         limit: asyncio.Timeout,
         line: str,
         sink: Callable[[str], Path] | None,
-    ) -> _Reply:
+    ) -> Reply:
         status, headers = response.status_code, dict(response.headers)
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if sink and status == 200 and re.match(r"(image|video|audio)/|application/octet-", media):
@@ -611,7 +377,7 @@ class HttpProvider:
             kind = "" if media.startswith("application") else f".{media.partition('/')[2]}"
             path = sink(self.api.suffix or kind)
             await transfer.save(response, path)
-            return _Reply(status, headers, _ABSENT, file=path)
+            return Reply(status, headers, ABSENT, file=path)
         body = bytearray()
         try:
             with transfer.network(f"{self.name}: {line}"):
@@ -625,10 +391,10 @@ class HttpProvider:
         try:
             doc = json.loads(bytes(body))
         except (ValueError, RecursionError):
-            doc = _ABSENT
+            doc = ABSENT
         is_page = "html" in media or not transfer.may_keep(self._home, response.url)
         text = body[:2000].decode("utf-8", "replace")
-        return _Reply(status, headers, doc, text, is_page=is_page)
+        return Reply(status, headers, doc, text, is_page=is_page)
 
     def _client(self, *, is_fresh: bool) -> httpx.AsyncClient:
         """The client of this loop. Its transport never tries again: retries=0 is its default.
@@ -654,7 +420,7 @@ class HttpProvider:
 
     def _url(self, path: str, values: Mapping[str, Any]) -> str:
         try:
-            return self.api.base_url.rstrip("/") + _fill_path(path, values)
+            return self.api.base_url.rstrip("/") + fill_path(path, values)
         except KeyError as error:
             text = f"{self.name}: {path} needs {error.args[0]!r}, which is not given"
             raise ProviderError(text, "invalid", is_billed=False) from error
@@ -674,7 +440,7 @@ class HttpProvider:
         """What polling needs of the request. Raises, before anything is sent, where it lacks."""
         api = self.api
         lines = [api.poll, api.result, api.cancel, api.outputs if api.outputs[:1] == "/" else ""]
-        names = set(_names(lines)) - {"id"}
+        names = set(names_in(lines)) - {"id"}
         if missing := sorted(name for name in names if values.get(name) in (None, "")):
             text = f"{self.name} needs {', '.join(missing)} in the request"
             raise ProviderError(text, "invalid", is_billed=False)
@@ -688,8 +454,8 @@ class HttpProvider:
         place = body
         for name in filter(None, api.extra_in.split(".")):
             place = place.setdefault(name, {})
-        used = set(_names([api.poll, api.result, api.cancel])) - {"id"}
-        used.update(_names([api.body, api.submit]))
+        used = set(names_in([api.poll, api.result, api.cancel])) - {"id"}
+        used.update(names_in([api.body, api.submit]))
         for name, value in request.items():
             if name not in used and place.setdefault(name, value) != value:
                 text = f"{self.name} sets {name!r} itself, to {place[name]!r}, not {value!r}"
@@ -720,7 +486,7 @@ class HttpProvider:
         rest: ProviderErrorKind = "invalid" if 400 <= status < 500 else "unknown"
         return next((kind for kind, known in _STATUSES if status in known), rest)
 
-    def _error(self, reply: _Reply, account: AccountKey, line: str) -> ProviderError:
+    def _error(self, reply: Reply, account: AccountKey, line: str) -> ProviderError:
         api = self.api
         code, message = reply.words(api.error_code), reply.words(api.error_message)
         kind = self._kind(reply.status, code, message)
@@ -738,7 +504,7 @@ class HttpProvider:
             code=_clean(code, account),
         )
 
-    def _failure(self, replies: Sequence[_Reply], account: AccountKey) -> ProviderError:
+    def _failure(self, replies: Sequence[Reply], account: AccountKey) -> ProviderError:
         """Why a render failed: what the replies say, else that it ended without a result."""
         code = next((c for r in replies if (c := r.words(self.api.error_code))), "")
         text = next((m for r in replies if (m := r.words(self.api.error_message))), "")
@@ -757,7 +523,7 @@ class HttpProvider:
             return {"submit": True, "success": False}.get(self.capabilities.billed_on)
         return None
 
-    def _retry_after(self, reply: _Reply) -> float | None:
+    def _retry_after(self, reply: Reply) -> float | None:
         is_limit, now_ms = reply.status in (429, 503), self._clock.now_ms()
         told = transfer.retry_after_s(reply.headers, now_ms=now_ms, is_limit=is_limit)
         for path in filter(None, (self.api.retry_after, _WAIT_MS, _WAIT_S)):
@@ -768,11 +534,11 @@ class HttpProvider:
             told = float(found[1]) * _UNITS_S.get(found[2].lower(), 1.0)
         return told
 
-    def _poll_after(self, reply: _Reply) -> float | None:
+    def _poll_after(self, reply: Reply) -> float | None:
         path, now_s = self.api.poll_after, self._clock.now_ms() / 1000
         return transfer.wait_s(reply.first(path), now_s=now_s, is_ms=path.endswith("ms"))
 
-    def _cost(self, reply: _Reply) -> int | None:
+    def _cost(self, reply: Reply) -> int | None:
         unit = _UNIT_MICROUSD.get(self.api.cost_unit, self.api.credit_microusd)
         text = str(reply.first(self.api.cost)).strip().lstrip("$").replace(",", "")
         with contextlib.suppress(ArithmeticError):  # no number, NaN, beyond measure
@@ -780,7 +546,7 @@ class HttpProvider:
             return int(amount) if amount >= 0 else None
         return None
 
-    def _links(self, reply: _Reply, handle: Mapping[str, Any]) -> tuple[Link, ...]:
+    def _links(self, reply: Reply, handle: Mapping[str, Any]) -> tuple[Link, ...]:
         outputs = self.api.outputs
         found = [self._url(outputs, handle)] if outputs[:1] == "/" else pick(reply.doc, outputs)
         flat = [one for many in found for one in (many if isinstance(many, list) else [many])]
