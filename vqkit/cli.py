@@ -499,7 +499,7 @@ def status(db: Path | None, as_json: bool) -> None:
         console.print(Text("what it had at work is taken up by the next vqkit run", "yellow"))
     if snapshot.failed:
         console.print(Text("newest failed:", "red"))
-        for job in snapshot.failed:
+        for job in snapshot.failed[:FAILURES_SHOWN]:
             console.print(Text(f"  {failure_text(job)}"), soft_wrap=True)
 
 

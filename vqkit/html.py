@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .job import Job
 
-__all__ = ["Markup", "bar", "element", "escape", "job_html", "join", "table"]
+__all__ = ["Markup", "bar", "element", "escape", "grid", "job_html", "join", "table"]
 
 TEXT = "color:var(--jp-ui-font-color1,inherit)"
 MUTED = "color:var(--jp-ui-font-color2,#777)"
@@ -69,6 +69,22 @@ def join(parts: Iterable[Any]) -> Markup:
     return Markup("".join(p if isinstance(p, Markup) else escape(p) for p in parts))
 
 
+def grid(caption: str, header: Sequence[str], rows: Iterable[Sequence[Any]], **more: Any) -> Markup:
+    """A table for a page that has a style sheet of its own; each row begins with its header."""
+    head = element("tr", *(element("th", h, scope="col") for h in header))
+    body = (
+        element("tr", element("th", row[0], scope="row"), *(element("td", c) for c in row[1:]))
+        for row in rows
+    )
+    return element(
+        "table",
+        element("caption", caption),
+        element("thead", head),
+        element("tbody", *body),
+        **more,
+    )
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
     """A table of cells, escaped where they are not Markup, under an escaped caption."""
     cell = f"padding:2px 8px;text-align:left;vertical-align:top;border-bottom:{LINE}"
@@ -84,7 +100,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "
     )
 
 
-def bar(counts: dict[str, int]) -> str:
+def bar(counts: dict[str, int]) -> Markup:
     """A progress bar by status, with its numbers in words for those who cannot see it."""
     total = sum(counts.values())
     done = counts.get("completed", 0)
@@ -92,16 +108,17 @@ def bar(counts: dict[str, int]) -> str:
     shown = [(s, counts[s], *STATUS.get(s, _OTHER)) for s in order if counts.get(s)]
     words = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n, *_ in shown)
     parts = "".join(
-        f'<span title="{n} {escape(status)}" style="height:12px;flex:{n};background:{colour}">'
+        f'<span title="{n} {escape(status)}"'
+        f' style="height:12px;flex:{n} 0 3px;background:{colour}">'
         "</span>"
         for status, n, colour, _ in shown
     )
     legend = " &nbsp; ".join(
-        f'<span style="white-space:nowrap"><span style="color:{colour}">{sign}</span>'
-        f" {n} {escape(status.replace('_', ' '))}</span>"
+        f'<span style="white-space:nowrap"><span style="border-left:10px solid {colour};'
+        f'margin-right:4px"></span>{sign} {n:,} {escape(status.replace("_", " "))}</span>'
         for status, n, colour, sign in shown
     )
-    return (
+    return Markup(
         f'<div role="progressbar" aria-label="jobs by status" aria-valuemin="0"'
         f' aria-valuemax="{total}" aria-valuenow="{done}" aria-valuetext="{escape(words)}"'
         f' style="display:flex;max-width:640px;border:{LINE}">{parts}</div>'

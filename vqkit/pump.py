@@ -295,6 +295,8 @@ class Pump:
             resters, self._resters = self._resters, []
             result = await self._turn()
             self._launch(result.claimed, result.accounts)
+            if self._row is not None and result.stop_ms > self._row.started_ms:
+                self._is_stopping = True  # as q.stop() asks of every pump, in any process
             for key in result.cancels:
                 flight = self._flights.get(key)
                 if flight is not None and not flight.is_cancelled:

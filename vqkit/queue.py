@@ -43,7 +43,7 @@ from .steps import RENDER, handle_of
 from .store.base import JobFilter
 from .store.files import companion, unsafe_place
 from .store.sqlite import SqliteStore
-from .store.sums import Ends, costs, newest_completed, timeline, tries, with_prompts
+from .store.sums import Ends, Pace, costs, newest_completed, timeline, tries, with_prompts
 from .store.thread import StoreThread
 from .words import what as what_of
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from .export import Saved
     from .notebook.clips import Clip
+    from .notebook.dashboard import Dashboard
     from .notebook.gallery import Comparison, Details, Gallery
     from .notebook.progress import Notify, Progress
     from .plan import Plan
@@ -118,6 +119,7 @@ class Queue:
         self._clock: Clock = SystemClock()
         self._shared = self._join()
         self._is_closed = False
+        self._dashboard: Dashboard | None = None  # lives as long as somebody holds the queue
         self.outputs_folder = self._settle_folder(outputs)
         self._files = OutputFolder(self.outputs_folder, companion(self.path) / "finished")
         self.accounts = Accounts(
@@ -583,6 +585,14 @@ class Queue:
         """Hands out work again."""
         self._set_paused(False)
 
+    def stop(self) -> None:
+        """Asks every run on this queue, in any process, to finish what it has begun and end.
+
+        Returns at once. `start` begins again; `pause` leaves the runs where they are.
+        """
+        now_ms = self._clock.now_ms()
+        self._write(lambda s: s.set_setting("stop_ms", now_ms, event="queue.stopped"))
+
     def recover(self) -> Recovered:
         """Takes over the jobs of processes that died; spends nothing. `start` does it too."""
         runners = companion(self.path) / "runners"
@@ -628,6 +638,55 @@ class Queue:
         if trouble is None or any(trouble in note for note in seen.notes):
             return seen
         return replace(seen, notes=(*seen.notes, trouble))  # what cannot be written down yet
+
+    def dashboard(
+        self, handler: Callable[..., Any] | None = None, *, live: bool | None = None
+    ) -> Dashboard:
+        """Shows the queue in this cell, live, with buttons; running the cell again replaces it.
+
+        What it shows is in the database: it is right after a reload, in a second notebook,
+        and while another process does the work. Its Start button starts `handler`, or what
+        `start` and `provider` were given. Nothing is started by showing it. A copy of it
+        without buttons stays in the saved notebook. `live` overrides what is found out
+        about the front end: with False only that copy is made.
+        """
+        from .notebook.dashboard import show
+
+        self._dashboard = show(
+            self, partial(self.start, handler), has_handler=handler is not None, live=live
+        )
+        return self._dashboard
+
+    def signs(self) -> tuple[int, frozenset[str], str | None]:
+        """What changes when the queue does, and costs next to nothing to look at.
+
+        A number that changes with every commit, who of those that work on it lives, and
+        what troubles the run of this kernel.
+        """
+        folder = companion(self.path) / "runners"
+        version, runners = self._read(lambda s: (s.changes_elsewhere(), s.runners()))
+        living = frozenset(runner.id for runner in runners if is_alive(folder, runner))
+        run = self._shared.run
+        return version, living, None if run is None else run.health.trouble
+
+    def pace(self, before: Pace | None = None) -> Pace:
+        """How the work has gone, brought up to date; pass what an earlier call gave.
+
+        The first call looks at the newest events only; where there are many, each call reads
+        some of them (see `Pace.is_behind`).
+        """
+        pace = before or Pace()
+        self._read(pace.follow)
+        return pace
+
+    def newest_events(self, limit: int, after: int = 0, job: int | None = None) -> list[Event]:
+        """The last `limit` events with an id above `after`, oldest first."""
+        return self._read(lambda s: s.events(after, job, limit, newest=True))
+
+    @property
+    def providers(self) -> frozenset[str]:
+        """The providers known in this kernel: those that `start` can put to work."""
+        return frozenset(self._shared.providers)
 
     def stats(self) -> dict[str, int]:
         """Jobs by status, and their total."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import codec, html
 from .clock import iso, local_text
-from .job import STATUSES, Account, Event, Job
+from .job import STATUSES, Account, Event, Job, Step
 from .policy import FOR_EVER_MS, capacity_now, models_at_rest
 from .store.base import JobFilter, Runner
 from .store.sqlite import SqliteStore
@@ -22,6 +22,8 @@ __all__ = ["AccountView", "ModelView", "RunnerView", "Snapshot", "take"]
 RATE_EVENTS = 2000
 RATE_WINDOW_MS = 10 * 60 * 1000
 LIST_LENGTH = 10
+TABLE_LENGTH = 50
+DOUBTS_SHOWN = 10
 LOG_BYTES_WARNING = 64 * 1024 * 1024
 
 
@@ -59,6 +61,7 @@ class AccountView:
     budget: float | None = None
     models: tuple[ModelView, ...] = ()
     is_by_model: bool = False
+    is_enabled: bool = True
 
     @property
     def slots_text(self) -> str:
@@ -82,7 +85,12 @@ class RunnerView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How a queue stood at `at_ms`. `eta_s` is None while nobody can tell."""
+    """How a queue stood at `at_ms`. `eta_s` is None while nobody can tell.
+
+    At most 50 jobs are in each of `running` (the longest first), `failed` (the newest
+    first) and `recent` (those to which something happened last, the last first). `evidence` is
+    what is known of each of the `doubts`: the paid steps that have no answer.
+    """
 
     path: str
     at_ms: int
@@ -91,6 +99,9 @@ class Snapshot:
     runners: tuple[RunnerView, ...] = ()
     running: tuple[Job, ...] = ()
     failed: tuple[Job, ...] = ()
+    recent: tuple[Job, ...] = ()
+    doubts: tuple[Job, ...] = ()
+    evidence: Mapping[int, tuple[Step, ...]] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     waiting: tuple[str, ...] = ()
     is_paused: bool = False
@@ -180,7 +191,7 @@ class Snapshot:
         if self.failed:
             rows_failed = [
                 (job.number, _short(job), (job.error or {}).get("message"), _line(job))
-                for job in self.failed
+                for job in self.failed[:LIST_LENGTH]
             ]
             parts.append(
                 html.table(("job", "payload", "error", "at"), rows_failed, "newest failed jobs")
@@ -198,16 +209,26 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         accounts = store.accounts()
         of_models = store.live_by_model() if any(a.is_by_model for a in accounts) else {}
         used_up, money = store.used_up(accounts, now_ms), store.money(now_ms)
-        events = store.events(limit=RATE_EVENTS, newest=True)
-        running = store.jobs(JobFilter(status=("running",), limit=50))
-        failed = store.jobs(JobFilter(status=("failed",), limit=LIST_LENGTH, newest=True))
+        events = store.events(limit=LIST_LENGTH, newest=True)
+        alive = [r for r in runners if is_alive(r)]
+        since_ms = min((r.started_ms for r in alive), default=0)
+        since_ms = max(since_ms, now_ms - RATE_WINDOW_MS)
+        rate = store.rate(store.last_event() - RATE_EVENTS, since_ms)
+        running = store.longest_running(TABLE_LENGTH)
+        failed = store.jobs(JobFilter(status=("failed",), limit=TABLE_LENGTH, newest=True))
+        doubts = store.jobs(JobFilter(status=("in_doubt",), limit=DOUBTS_SHOWN))
+        evidence = {job.number: _open_steps(store, job) for job in doubts}
+        recent = store.recent_jobs(TABLE_LENGTH)
         lanes = store.waiting_lanes()
         paused = bool(store.setting("paused"))
         has_budget = any(
             store.setting(name) is not None for name in ("budget_microusd", "budget_day_microusd")
         )
         log_bytes = store.log_bytes()
-    views = tuple(RunnerView(r.id, r.pid, r.host, r.state, r.error, is_alive(r)) for r in runners)
+    living = {r.id for r in alive}
+    views = tuple(
+        RunnerView(r.id, r.pid, r.host, r.state, r.error, r.id in living) for r in runners
+    )
     why = _why(runners, views) | used_up | _rests(accounts, now_ms)
     account_views = tuple(
         AccountView(
@@ -222,13 +243,11 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
             a.limits["budget"] / 1e6 if "budget" in a.limits else None,
             _models(a, of_models, now_ms) if a.is_by_model else (),
             a.is_by_model,
+            a.is_enabled,
         )
         for a in accounts
     )
-    since_ms = min(
-        (r.started_ms for r, v in zip(runners, views, strict=True) if v.is_alive), default=0
-    )
-    per_minute = _per_minute(events, now_ms, since_ms)
+    per_minute = _per_minute(*rate, now_ms)
     left = counts["queued"] + counts["running"]
     is_moving = (
         per_minute
@@ -257,7 +276,10 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         runners=views,
         running=tuple(running),
         failed=tuple(failed),
-        events=tuple(events[-LIST_LENGTH:]),
+        recent=tuple(recent),
+        doubts=tuple(doubts),
+        evidence=evidence,
+        events=tuple(events),
         waiting=tuple(_unserved(lanes, accounts)),
         is_paused=paused,
         per_minute=per_minute,
@@ -324,15 +346,16 @@ def _unserved(lanes: list[str], accounts: list[Account]) -> list[str]:
     return told
 
 
-def _per_minute(events: list[Event], now_ms: int, since_ms: int) -> float | None:
-    """Jobs brought to an end per minute, over the newest of them since a pump began."""
-    from_ms = max(since_ms, now_ms - RATE_WINDOW_MS)
-    ends = [
-        e.at_ms for e in events if e.type in ("job.completed", "job.failed") and e.at_ms > from_ms
-    ]
-    if len(ends) < 3 or ends[-1] <= ends[0]:
+def _per_minute(n: int, first_ms: int, last_ms: int, now_ms: int) -> float | None:
+    """Jobs brought to an end per minute: `n` of them, between `first_ms` and `last_ms`."""
+    if n < 3 or last_ms <= first_ms:
         return None
-    return (len(ends) - 1) / ((max(ends[-1], now_ms) - ends[0]) / 60000)
+    return (n - 1) / ((max(last_ms, now_ms) - first_ms) / 60000)
+
+
+def _open_steps(store: SqliteStore, job: Job) -> tuple[Step, ...]:
+    """The steps that were begun and never answered."""
+    return tuple(step for step in store.steps(job.number) if step.state == "intent")
 
 
 def duration_text(seconds: float) -> str:

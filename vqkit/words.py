@@ -110,6 +110,7 @@ EVENTS = {
     "account.parked": "account {name} rests: {reason}",
     "queue.paused": "paused",
     "queue.resumed": "goes on",
+    "queue.stopped": "asked to finish what runs, and end",
 }
 
 

@@ -233,6 +233,7 @@ class Store(PaidVerbs):
                     default=None,
                 ),
                 is_limited=is_limited,
+                stop_ms=self.setting("stop_ms", 0),
             )
 
     def _settle(

@@ -75,7 +75,8 @@ class TurnResult:
     `stale` transitions came from attempts that no longer hold their job. `repeated` ones
     had been committed before, by a commit whose answer was lost. `cancels` are the
     owner's running jobs, as (number, fence), that the user wants stopped. `next_ms` is
-    when a waiting job falls due or a parked account comes back.
+    when a waiting job falls due or a parked account comes back. Pumps that began before
+    `stop_ms` are asked to stop.
     """
 
     claimed: tuple[Job, ...] = ()
@@ -87,6 +88,7 @@ class TurnResult:
     is_paused: bool = False
     next_ms: int | None = None
     is_limited: bool = False
+    stop_ms: int = 0
 
 
 class Runner(NamedTuple):

@@ -51,6 +51,7 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is taken on
 PAGE = 500
 PACE_ATTEMPTS = 500
+RECENT_EVENTS = 400
 BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
 MODELS_MAX = 200  # of a lane; more than these wait until some of them are done
 KNOWN_MIGRATIONS = ("m001_tables", "m002_strays", "m003_models")
@@ -82,7 +83,7 @@ _ALWAYS = {
     JOB_FIELDS.index(name)
     for name in ("number", "id", "payload_json", "payload_hash", "created_ms", "updated_ms")
 }
-_number = attrgetter("number")
+_number, _id = attrgetter("number"), attrgetter("id")
 
 _FROM_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
 _IN_NUMBERS = "number IN (SELECT value FROM json_each(?))"
@@ -124,6 +125,16 @@ _LIVE = (
 _LIVE_BY_MODEL = (
     "SELECT account, model, count(*) FROM jobs WHERE (status = 'running' OR is_open = 1)"
     " AND status <> 'in_doubt' GROUP BY account, model"
+)
+_LONGEST = f"{_FROM_JOBS} WHERE status = 'running' ORDER BY started_ms, number LIMIT ?"
+# Reads that follow the events end with the newest, and begin so many before it at most.
+_RECENT = (
+    "SELECT job FROM (SELECT id, job FROM events WHERE job IS NOT NULL AND id > ?"
+    " ORDER BY id DESC LIMIT ?) GROUP BY job ORDER BY max(id) DESC LIMIT ?"
+)
+_RATE = (
+    "SELECT count(*), min(at_ms), max(at_ms) FROM events WHERE id > ?"
+    " AND type IN ('job.completed', 'job.failed') AND at_ms > ?"
 )
 _CANCELS = (
     "SELECT number, fence FROM jobs WHERE status = 'running' AND owner = ? AND cancel_requested = 1"
@@ -764,8 +775,29 @@ class SqliteStore(Store):
         sql += "" if job is None else " AND job = ?"
         sql += f" ORDER BY id {'DESC' if newest else 'ASC'} LIMIT ?"
         params = (after, limit) if job is None else (after, job, limit)
-        found = [Event(*row) for row in self._conn.execute(sql, params).fetchall()]
-        return found[::-1] if newest else found
+        found = [Event._make(row) for row in self._rows(_columns(Event._fields), sql, params)]
+        return sorted(found, key=_id)
+
+    def last_event(self) -> int:
+        """The newest event's id; 0 where there is none."""
+        return int(self._conn.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()[0])
+
+    def rate(self, after: int, since_ms: int) -> tuple[int, int, int]:
+        """Of the events behind `after` and `since_ms`: how many ends, when first, when last."""
+        n, first_ms, last_ms = self._conn.execute(_RATE, (after, since_ms)).fetchone()
+        return n, first_ms or 0, last_ms or 0
+
+    def longest_running(self, limit: int) -> list[Job]:
+        """The running jobs that began first, those first."""
+        found = self._jobs(_LONGEST, (limit,))
+        return sorted(found, key=lambda job: (job.started_ms or 0, job.number))
+
+    def recent_jobs(self, limit: int) -> list[Job]:
+        """The jobs to which something happened last, the last first."""
+        after, among = self.last_event() - RECENT_EVENTS, RECENT_EVENTS
+        rows = self._conn.execute(_RECENT, (after, among, limit)).fetchall()
+        found = self._jobs_by_number({number for (number,) in rows})
+        return [found[number] for (number,) in rows if number in found]
 
     def _insert_outputs(self, outputs: Sequence[Output]) -> None:
         self._bulk("INSERT OR REPLACE INTO outputs ", outputs)

@@ -18,6 +18,7 @@ __all__ = [
     "Busy",
     "Costs",
     "Ends",
+    "Pace",
     "Timeline",
     "costs",
     "newest_completed",
@@ -30,6 +31,7 @@ BINS_MAX = 90
 BINS_MIN = 12  # fewer look like a wall
 TIMELINE_MAX = 2000  # attempts that are still drawn one by one
 PAGE = 100_000
+PACE_EVENTS = 400_000
 # Each divides the next, so that fine bins add up to coarse ones.
 WIDTHS_MS = tuple(
     1000 * s for s in (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400, 604_800, 4_233_600)
@@ -114,6 +116,39 @@ class Ends:
         for (kind, i), n in self.counts.items():
             coarse[kind, i // factor] += n
         self.counts, self.width_ms = coarse, wider
+
+
+_TRIES = """
+SELECT substr(e.type, 5), coalesce(j.attempt + j.crashes + j.deaths, 1), count(*)
+FROM events e LEFT JOIN jobs j ON j.number = e.job
+WHERE e.id > ? AND e.id <= ? AND e.type IN ('job.completed', 'job.failed') GROUP BY 1, 2
+"""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How the work goes, for a screen that is renewed: what ended when, after how many tries.
+
+    It begins so far back that a look costs the same whatever the number of jobs. `tries` is
+    {status: {number of tries: number of jobs}}.
+    """
+
+    ends: Ends = field(default_factory=Ends)
+    tries: dict[str, Counter[int]] = field(default_factory=dict)
+    is_behind: bool = True
+
+    def follow(self, store: SqliteStore) -> None:
+        """Reads on, at most a page."""
+        with store.reading():
+            self.ends.after = max(self.ends.after, store.last_event() - PACE_EVENTS)
+            after = self.ends.after
+            self.is_behind = self.ends.follow(store)
+            for status, n, jobs in store.query(_TRIES, (after, self.ends.after)):
+                self.tries.setdefault(status, Counter())[n] += jobs
+
+    def bins(self, now_ms: int | None = None) -> tuple[list[int], dict[str, list[int]]]:
+        """What ended when, as `Ends.bins` gives it."""
+        return self.ends.bins(now_ms)
 
 
 def tries(store: SqliteStore) -> dict[str, dict[int, int]]:

@@ -1,0 +1,232 @@
+"""What a dashboard costs beside a million jobs: CPU, the kernel's loop, messages, memory.
+
+    python benchmarks/dashboard.py [--jobs 1000000] [--per-second 10] [--seconds 300] [--times 1]
+
+A kernel is started, as a front end would; in it a queue with so many jobs settles ten a
+second, for a while without and then with a live dashboard. Told are the CPU time of the
+dashboard's threads as a share of a core, the longest gaps of the kernel's loop both ways
+(and how much of them is the dashboard's doing), the messages and bytes a front end gets, and
+how memory grows in an hour at this rate. With ``--times 10`` everything is refreshed ten times
+as often: an hour of memory in six minutes.
+"""
+
+# ruff: noqa: T201 - printing is what a benchmark is for
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+BEAT_S = 0.005
+WARM_S = 20.0
+
+
+def make(path: Path, jobs: int) -> None:
+    """A queue of so many jobs, half of them completed: copies of one that really ran."""
+    from vqkit import Queue
+
+    with Queue(path) as q:
+        q.accounts.add("studio", provider="studio", capacity=10)
+        q.provider("studio", lambda job: 1)
+        q.put({"prompt": "a fox in the snow, 35 mm, warm light", "n": 1})
+        q.run()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA synchronous = OFF")
+    names = [row[1] for row in db.execute("PRAGMA table_info(jobs)")]
+    done = {"number": "n", "id": "'j' || n", "key": "NULL"}
+    waits = done | {
+        **{"status": "'queued'", "stage": "NULL", "attempt": "0", "fence": "0", "account": "NULL"},
+        **{"result": "NULL", "started_ms": "NULL", "finished_ms": "NULL"},
+    }
+    half = jobs // 2
+    for values, first, last in ((done, 2, half), (waits, half + 1, jobs)):
+        columns = ", ".join(values.get(name, f"j.{name}") for name in names)
+        db.execute("BEGIN")
+        for start in range(first, last + 1, 50_000):
+            rows = [(n,) for n in range(start, min(last, start + 49_999) + 1)]
+            db.execute("CREATE TEMP TABLE IF NOT EXISTS numbers (n INTEGER PRIMARY KEY)")
+            db.execute("DELETE FROM numbers")
+            db.executemany("INSERT INTO numbers VALUES (?)", rows)
+            db.execute(
+                f"INSERT INTO jobs ({', '.join(names)}) SELECT {columns}"
+                " FROM numbers, (SELECT * FROM jobs WHERE number = 1) AS j"
+            )
+        db.execute("COMMIT")
+    events = "type, job, at_ms, level, fence, data"
+    db.execute(
+        f"INSERT INTO events ({events}) SELECT e.type, j.number, e.at_ms, e.level, e.fence, e.data"
+        f" FROM jobs j, events e WHERE e.job = 1 AND j.number BETWEEN 2 AND {half}"
+    )
+    for status, n in (("completed", half), ("queued", jobs - half)):
+        db.execute("INSERT OR REPLACE INTO counts VALUES ('batch', '', ?, ?)", (status, n))
+    db.execute("UPDATE counts SET n = ? WHERE kind = 'account' AND status = 'completed'", (half,))
+    db.close()
+
+
+def threads_cpu_s() -> dict[str, float]:
+    """CPU seconds of the threads a dashboard works on, each since it began."""
+    names = ("vqkit-dashboard", "vqkit-reader", "vqkit-wishes")
+    return {
+        t.name: time.clock_gettime(time.pthread_getcpuclockid(t.ident))
+        for t in threading.enumerate()
+        if t.name in names and t.ident
+    }
+
+
+def rss_mb() -> float:
+    """Memory in use now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+async def beat(gaps: list[tuple[float, float]]) -> None:
+    """Notes how much later than asked the kernel's loop came to its turn, in ms.
+
+    And how much of that time the dashboard's threads were computing: the most they can have
+    held the loop up. The rest is other programs on this machine, and the pump.
+    """
+    before, before_cpu = time.perf_counter(), sum(threads_cpu_s().values())
+    while True:
+        await asyncio.sleep(BEAT_S)
+        now, cpu = time.perf_counter(), sum(threads_cpu_s().values())
+        late = (now - before - BEAT_S) * 1000
+        gaps.append((late, max(0.0, min(late, (cpu - before_cpu) * 1000))))
+        before, before_cpu = now, cpu
+
+
+def hurry(times: float) -> None:
+    """Lets a dashboard do everything so many times as often."""
+    from vqkit.notebook import board
+    from vqkit.notebook import dashboard as module
+
+    module.TICK_S /= times
+    module.STILL_S /= times
+    module.COPY_S /= times
+    module.PLOTS_SHARE /= times
+    module.PLOTS_S = (module.PLOTS_S[0] / times, module.PLOTS_S[0] / times)
+    board.PACE_S = {name: (low / times, low / times) for name, (low, _) in board.PACE_S.items()}
+
+
+async def measure(path: str, per_second: int, seconds: float, times: float) -> dict[str, Any]:
+    """In the kernel: as many jobs a second, first without and then with a dashboard."""
+    from vqkit import Queue
+
+    async def render(job: Any) -> int:
+        await asyncio.sleep(1.6)
+        return 1
+
+    hurry(times)
+    q = Queue(path)
+    q.accounts.add("studio", provider="studio", capacity=2 * per_second)
+    q.provider("studio", render)
+    q.start()
+    found: dict[str, Any] = {}
+    for name in ("without", "with"):
+        if name == "with":
+            began = time.perf_counter()
+            q.dashboard(live=True)
+            found["first look, ms"] = round((time.perf_counter() - began) * 1000)
+        await asyncio.sleep(WARM_S)
+        gaps: list[tuple[float, float]] = []
+        memory: list[tuple[float, float]] = []
+        cpu, at_s, done = threads_cpu_s(), time.perf_counter(), q.stats()["completed"]
+        beating = asyncio.create_task(beat(gaps))
+        while (passed_s := time.perf_counter() - at_s) < seconds:
+            await asyncio.sleep(2)
+            memory.append((passed_s, rss_mb()))
+        beating.cancel()
+        used = {
+            k: round(100 * (v - cpu.get(k, 0)) / passed_s, 2) for k, v in threads_cpu_s().items()
+        }
+        late = sorted(late for late, _ in gaps)
+        ours = sorted(cpu for _, cpu in gaps)
+        settled = memory[len(memory) // 2 :]
+        found[name] = {
+            "settled a second": round((q.stats()["completed"] - done) / passed_s, 1),
+            "CPU, % of a core": used,
+            "loop's gaps, ms": {
+                "longest": round(late[-1], 1),
+                "99.9 %": round(late[int(len(late) * 0.999)], 1),
+                "over 20": sum(gap > 20 for gap in late),
+                "of": len(late),
+                "of the longest, the dashboard's": round(ours[-1], 1),
+                "over 20, the dashboard's": sum(gap > 20 for gap in ours),
+            },
+            "memory, MB": [round(memory[0][1], 1), round(memory[-1][1], 1)],
+            "memory, MB an hour, second half": round(3600 / times * _slope(settled), 1),
+        }
+    q.close()
+    return found
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    """Least squares: MB a second."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def watch(path: Path, per_second: int, seconds: float, times: float) -> None:
+    """Starts the kernel, has it measure, and counts what a front end would get."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(cwd=str(Path(__file__).parent))
+    messages = size = 0
+    code = (
+        "import dashboard, json\n"
+        f"found = await dashboard.measure({str(path)!r}, {per_second}, {seconds}, {times})\n"
+        "print('FOUND', json.dumps(found))"
+    )
+    try:
+        asked = client.execute(code)
+        while True:
+            message = client.get_iopub_msg(timeout=120 + 3 * seconds)
+            content = message["content"]
+            if message["msg_type"] in ("comm_msg", "update_display_data"):
+                messages += 1
+                size += len(json.dumps(content))
+            if message["msg_type"] == "error":
+                sys.exit("\n".join(content["traceback"]))
+            if message["msg_type"] == "stream" and content["text"].startswith("FOUND "):
+                print(json.dumps(json.loads(content["text"][6:]), indent=2))
+            if (
+                message["msg_type"] == "status"
+                and content["execution_state"] == "idle"
+                and message["parent_header"].get("msg_id") == asked
+            ):
+                break
+        shown_s = WARM_S + seconds
+        print(f"{messages / shown_s:.2f} messages and {size / shown_s / 1024:.1f} KiB a second")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def main() -> None:
+    """Makes the queue, unless a file is given that is there, and measures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--per-second", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--times", type=float, default=1, help="refresh so many times as often")
+    parser.add_argument("--db", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="vqkit-bench-") as folder:
+        path = given.db or Path(folder) / "million.db"
+        if not path.exists():
+            began = time.perf_counter()
+            make(path, given.jobs)
+            print(f"{given.jobs:,} jobs made in {time.perf_counter() - began:.0f} s")
+        watch(path.absolute(), given.per_second, given.seconds, given.times)
+
+
+if __name__ == "__main__":
+    main()
