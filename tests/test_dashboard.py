@@ -19,6 +19,7 @@ from typing import Any
 
 import ipywidgets
 import pytest
+from jupyter_client.manager import KernelManager
 
 from vqkit import GiveUp, Queue, Retry
 from vqkit.notebook import panes
@@ -534,6 +535,92 @@ def test_without_a_notebook_nothing_is_shown_and_nothing_started(
     assert threads() == set()
     assert capsys.readouterr().out == ""
     assert repr(shown) == "<dashboard of q.db>"
+
+
+class Kernel:
+    """A kernel, and what it says to a front end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+        self.manager.start_kernel(cwd=str(folder), env={**env, "IPYTHONDIR": str(folder / "ipy")})
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def run(self, code: str, **metadata: str) -> list[dict[str, Any]]:
+        """Runs a cell; front ends name it in the request's metadata."""
+        message = self.client.session.msg(
+            "execute_request", content={"code": code, "silent": False}
+        )
+        message["metadata"] = metadata
+        self.client.shell_channel.send(message)
+        found = []
+        while True:
+            told = self.client.get_iopub_msg(timeout=60)
+            found.append(told)
+            assert told["msg_type"] != "error", told["content"]["traceback"]
+            mine = told["parent_header"].get("msg_id") == message["header"]["msg_id"]
+            if mine and told["content"].get("execution_state") == "idle":
+                return found
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+SHOW = (
+    "from vqkit import Queue; import threading\n"
+    "q = Queue('q.db'); q.put_many([{'n': n} for n in range(4)]); q.dashboard()"
+)
+TELL = "print(sorted(t.name for t in threading.enumerate() if 'dashboard' in t.name))"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path)
+    yield kernel
+    kernel.close()
+
+
+def html_of(messages: list[dict[str, Any]], kind: str) -> list[str]:
+    return [
+        m["content"]["data"]["text/html"]
+        for m in messages
+        if m["msg_type"] == kind and "text/html" in m["content"]["data"]
+    ]
+
+
+def test_where_nobody_looks_only_the_copy_is_made_and_renewed(kernel: Kernel) -> None:
+    told = kernel.run(SHOW)
+    assert len(html_of(told, "display_data")) == 1
+    assert "0 of 4 done" in html_of(told, "display_data")[0]
+    told += kernel.run("q.run(lambda job: 1)")
+    told += kernel.run(TELL)
+    assert "4 of 4 done" in html_of(told, "update_display_data")[-1]
+    assert not [m for m in told if m["msg_type"].startswith("comm")]
+    assert [m["content"]["text"] for m in told if m["msg_type"] == "stream"] == ["[]\n"]
+    # Nothing has changed: nothing is sent.
+    assert html_of(kernel.run("1"), "update_display_data") == []
+
+
+def test_where_a_person_looks_it_lives_and_the_copy_stands_beside_it(kernel: Kernel) -> None:
+    told = kernel.run(SHOW, cellId="a-cell")
+    shown = [m["content"]["data"] for m in told if m["msg_type"] == "display_data"]
+    assert ["application/vnd.jupyter.widget-view+json" in data for data in shown] == [True, False]
+    assert "0 of 4 done" in shown[1]["text/html"]
+    assert [m for m in told if m["msg_type"] == "comm_open"]
+    told = kernel.run("q.run(lambda job: 1)", cellId="another")
+    end_s = time.monotonic() + 30
+    while not any("4 of 4 done" in text for text in html_of(told, "update_display_data")):
+        assert time.monotonic() < end_s
+        told += kernel.run("import time; time.sleep(0.2)", cellId="third")
+    told += kernel.run(TELL, cellId="fourth")
+    assert [m["content"]["text"] for m in told if m["msg_type"] == "stream"] == [
+        "['vqkit-dashboard']\n"
+    ]
+    told = kernel.run(SHOW, cellId="a-cell")
+    assert [m for m in told if m["msg_type"] == "comm_close"]
 
 
 def test_without_ipywidgets_it_says_what_to_do(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1253,7 +1253,8 @@ class Queue:
 
     def __dir__(self) -> list[str]:
         """What a user needs, and nothing else, for tab completion."""
-        return sorted(name for name in (*vars(Queue), *vars(self)) if not name.startswith("_"))
+        names = {name for name in (*vars(Queue), *vars(self)) if not name.startswith("_")}
+        return sorted(names - {"newest_events", "pace", "signs"})  # what screens are made of
 
     def __rich__(self) -> Any:
         from .notebook.terminal import picture

@@ -132,9 +132,9 @@ class Dashboard:
             if seen:
                 self._show(self.board)
             self.board.renew(now_s, now_s - self._viewer.touched_s)
-            if self._thread is not None:  # the first time it is loaded, which takes a second
-                self._draw(self.board, now_s)
         self._renew_copy(now_s)
+        if self.board is not None and self._thread is not None:  # it is loaded, in a second or two
+            self._draw(self.board, now_s)
         return TICK_S
 
     def _take_notes(self, now_s: float) -> bool:
