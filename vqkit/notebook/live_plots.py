@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..snapshot import Snapshot
-from .charts import draw_attempts, draw_throughput, png, style
+from .charts import INK, draw_attempts, draw_throughput, png, style
 from .controls import Pace
 
 __all__ = ["LivePlots"]
@@ -16,7 +17,7 @@ SHOWN = ("completed", "failed", "tried again")
 SIZE_INCHES = (4.6, 3.9)
 DPI = 160  # shown at 100 a inch: sharp on a fine screen and at 160 % zoom
 # A constrained layout would double the cost of a picture: the places are fixed.
-PLACES = {"left": 0.125, "right": 0.955, "top": 0.935, "bottom": 0.115, "hspace": 0.68}
+PLACES = {"left": 0.175, "right": 0.945, "top": 0.935, "bottom": 0.115, "hspace": 0.68}
 
 
 class LivePlots:
@@ -28,7 +29,7 @@ class LivePlots:
         above, below = figure.subplots(2, 1)
         for ax in (above, below):
             style(ax)
-        self._figure, self._below = figure, below
+        self._figure, self._above, self._below = figure, above, below
         self._throughput = draw_throughput(above, [], {})
         self._attempts = draw_attempts(below, {})
 
@@ -41,7 +42,30 @@ class LivePlots:
         self._throughput.update(edges_ms if any(map(sum, shown.values())) else [], shown)
         self._attempts.update(pace.tries)
         self._below.set_ylim(0, 1.15 * self._below.get_ylim()[1])  # room for the numbers
+        for ax in (self._above, self._below):
+            _on_one_line(ax)
         words = f"Plots. Above: {self._throughput.alt}. Below: {self._attempts.alt}."
         # Level 1: packing holds the interpreter, and what is saved travels on this machine.
         picture = png(self._figure, dpi=DPI, compress_level=1)
         return base64.b64encode(picture).decode("ascii"), words
+
+
+def _on_one_line(ax: Axes) -> None:
+    """The places are fixed: there is room for one line of legend."""
+    if (legend := ax.get_legend()) is None:
+        return
+    texts = legend.get_texts()
+    ax.legend(
+        [handle for handle in legend.legend_handles if handle is not None],
+        [text.get_text() for text in texts],
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=len(texts),
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+        borderpad=0.2,
+        handlelength=1.2,
+        handletextpad=0.5,
+        columnspacing=1.0,
+    )
