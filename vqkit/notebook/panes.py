@@ -146,7 +146,7 @@ def accounts(s: Snapshot) -> Markup:
         rows.append(
             [
                 name,
-                _num(_meter(a.live, a.capacity), f"{a.live} of {a.capacity}"),
+                _num(_meter(a.live, a.capacity), a.slots_text),
                 _num(f"{a.completed:,}"),
                 _num(f"{a.failed:,}"),
                 *([_num(spent)] if with_money else []),
