@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def rss_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def beat(gaps: list[tuple[float, float]]) -> None:
+async def beat(late: array[float], ours: array[float]) -> None:
     """Notes how much later than asked the kernel's loop came to its turn, in ms.
 
     And how much of that time the dashboard's threads were computing: the most they can have
@@ -96,8 +97,8 @@ async def beat(gaps: list[tuple[float, float]]) -> None:
     while True:
         await asyncio.sleep(BEAT_S)
         now, cpu = time.perf_counter(), sum(threads_cpu_s().values())
-        late = (now - before - BEAT_S) * 1000
-        gaps.append((late, max(0.0, min(late, (cpu - before_cpu) * 1000))))
+        late.append((now - before - BEAT_S) * 1000)
+        ours.append(max(0.0, min(late[-1], (cpu - before_cpu) * 1000)))
         before, before_cpu = now, cpu
 
 
@@ -134,10 +135,10 @@ async def measure(path: str, per_second: int, seconds: float, times: float) -> d
             q.dashboard(live=True)
             found["first look, ms"] = round((time.perf_counter() - began) * 1000)
         await asyncio.sleep(WARM_S)
-        gaps: list[tuple[float, float]] = []
+        late, ours = array("f"), array("f")  # small: memory is measured too
         memory: list[tuple[float, float]] = []
         cpu, at_s, done = threads_cpu_s(), time.perf_counter(), q.stats()["completed"]
-        beating = asyncio.create_task(beat(gaps))
+        beating = asyncio.create_task(beat(late, ours))
         while (passed_s := time.perf_counter() - at_s) < seconds:
             await asyncio.sleep(2)
             memory.append((passed_s, rss_mb()))
@@ -145,8 +146,7 @@ async def measure(path: str, per_second: int, seconds: float, times: float) -> d
         used = {
             k: round(100 * (v - cpu.get(k, 0)) / passed_s, 2) for k, v in threads_cpu_s().items()
         }
-        late = sorted(late for late, _ in gaps)
-        ours = sorted(cpu for _, cpu in gaps)
+        late, ours = array("f", sorted(late)), array("f", sorted(ours))
         settled = memory[len(memory) // 2 :]
         found[name] = {
             "settled a second": round((q.stats()["completed"] - done) / passed_s, 1),
