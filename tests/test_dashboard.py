@@ -405,6 +405,7 @@ def test_a_change_sends_one_message_for_each_pane_it_is_about(
 ) -> None:
     q.put({"n": 1})
     shown = quiet_dashboard(q)
+    monkeypatch.setattr("vqkit.notebook.board.PACE_S", dict.fromkeys(panes_of(), (0, 0)))
     shown.tick()
     messages = Messages(monkeypatch, shown.board)
     q.put({"n": 2})
