@@ -20,6 +20,7 @@ from test_download import DROP, Answer, Asked, Reply, Server, file_server, says,
 
 from vqkit.errors import UsageError
 from vqkit.providers import http as module
+from vqkit.providers import http_api
 from vqkit.providers.contract import (
     AccountKey,
     Capabilities,
@@ -31,7 +32,7 @@ from vqkit.providers.contract import (
     Submitted,
 )
 from vqkit.providers.http import HttpApi, HttpList, HttpProvider
-from vqkit.providers.http_api import Reply, fill, pick
+from vqkit.providers.http_api import fill, pick
 
 KEY = "sk-live-0123456789"
 ACCOUNT = AccountKey("studio", KEY, "gen4")
@@ -667,7 +668,7 @@ async def test_an_amount_becomes_whole_microdollars():
 def test_sums_of_cents_written_as_dollars_are_exact(cents):
     api = replace(RUNWAY_LIKE, cost="c")
     provider = HttpProvider("acme", api)
-    assert provider._cost(Reply(200, {}, {"c": cents / 100})) == cents * 10_000
+    assert provider._cost(http_api.Reply(200, {}, {"c": cents / 100})) == cents * 10_000
 
 
 # ------------------------------------------------------------------ cancelling

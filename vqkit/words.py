@@ -101,7 +101,6 @@ EVENTS = {
     "job.cancel_requested": "asked to stop",
     "job.requeued": "put back by you; it was {was}",
     "job.expired": "cancelled: its time was over before its turn came",
-    "job.renewed": "asks for another render{because}",
     "job.late_result": "a result came too late and is kept aside",
     "job.doubt_noted": "{note}",
     "job.render_closed": "its render at the provider is closed: {note}",
