@@ -20,7 +20,7 @@ from rich.console import Console
 
 from vqkit import GiveUp, Queue, cli, doctor
 from vqkit.lifecycle import VERBS
-from vqkit.queue import _builtin_providers
+from vqkit.queue.held import builtin_providers
 from vqkit.words import EVENTS, event_words
 
 DEADLINE_S = 40
@@ -312,7 +312,7 @@ def test_what_cannot_be_run_is_one_sentence_exit_status_2_and_nothing_made(here,
 
 
 def test_the_providers_named_are_those_that_are_built_in():
-    assert set(cli.PROVIDERS) == _builtin_providers().keys()
+    assert set(cli.PROVIDERS) == builtin_providers().keys()
 
 
 def test_a_paused_queue_is_resumed_and_that_is_said():

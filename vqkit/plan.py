@@ -39,7 +39,8 @@ from .store.base import (
 from .words import clean, count, shorten
 
 if TYPE_CHECKING:
-    from .queue import Queue
+    from .queue.looking import Looking
+    from .queue.putting import Putting
 
 __all__ = ["Column", "Plan", "known_source", "load", "make"]
 
@@ -133,7 +134,7 @@ class Plan:
     long it takes.
     """
 
-    def __init__(self, queue: Queue, table: Table, defaults: dict[str, Any]) -> None:
+    def __init__(self, queue: Putting, table: Table, defaults: dict[str, Any]) -> None:
         self.source = table.source
         self.batch: str | None = defaults["batch"]
         self.rows = self.new = self.changed = self.same = self.gone = 0
@@ -371,7 +372,7 @@ class Plan:
 
 
 def make(
-    queue: Queue, table: Table, defaults: dict[str, Any], *, seconds_each: float | None = None
+    queue: Putting, table: Table, defaults: dict[str, Any], *, seconds_each: float | None = None
 ) -> Plan:
     """Reads the source and compares it with the queue. Puts nothing, spends nothing."""
     defaults = _named(queue, table, defaults)
@@ -436,7 +437,7 @@ def make(
     return plan
 
 
-def load(queue: Queue, table: Table, defaults: dict[str, Any]) -> Added:
+def load(queue: Putting, table: Table, defaults: dict[str, Any]) -> Added:
     """A plan and its `put` in one; a source that is put for the first time is read once."""
     defaults = _named(queue, table, defaults)
     scope = _scope(queue, defaults["batch"], table.source)
@@ -481,7 +482,7 @@ class _Comparison:
     inserted at the top changes nothing below it.
     """
 
-    def __init__(self, plan: Plan, queue: Queue) -> None:
+    def __init__(self, plan: Plan, queue: Putting) -> None:
         self.skip: Callable[[RowProblem], None] = lambda _: None
         self.lanes: Counter[Lane] = Counter()
         self._plan, self._queue = plan, queue
@@ -660,14 +661,14 @@ def _paired(
     return pairs
 
 
-def _scope(queue: Queue, batch: str | None, source: str) -> SheetJobs | None:
+def _scope(queue: Putting, batch: str | None, source: str) -> SheetJobs | None:
     """The jobs this source was put as before; None for rows in memory without a batch."""
     if batch is None:
         return None
     return queue._read(lambda store: store.sheet_jobs(batch, source))
 
 
-def _named(queue: Queue, table: Table, defaults: dict[str, Any]) -> dict[str, Any]:
+def _named(queue: Putting, table: Table, defaults: dict[str, Any]) -> dict[str, Any]:
     """Names the source so that another file of the same name is not taken for it.
 
     And the batch after it, unless the user has.
@@ -689,7 +690,7 @@ def _named(queue: Queue, table: Table, defaults: dict[str, Any]) -> dict[str, An
     return defaults
 
 
-def known_source(queue: Queue, table: Table) -> str | None:
+def known_source(queue: Looking, table: Table) -> str | None:
     """What the jobs of this file and sheet name as their source; None if it was never put."""
     if table.path is None:
         return None
@@ -698,7 +699,7 @@ def known_source(queue: Queue, table: Table) -> str | None:
     return next((name for name, place in known.items() if place == mine), None)
 
 
-def _place(queue: Queue, table: Table) -> list[str | None]:
+def _place(queue: Looking, table: Table) -> list[str | None]:
     assert table.path is not None
     path = table.path.absolute()
     with suppress(ValueError):  # on another drive
@@ -706,7 +707,7 @@ def _place(queue: Queue, table: Table) -> list[str | None]:
     return [path.as_posix(), table.sheet]
 
 
-def _remember(queue: Queue, table: Table) -> None:
+def _remember(queue: Putting, table: Table) -> None:
     if table.path is None:
         return
     mine = _place(queue, table)
@@ -717,7 +718,7 @@ def _remember(queue: Queue, table: Table) -> None:
 
 
 def _estimate(
-    plan: Plan, queue: Queue, comparison: _Comparison, seconds_each: float | None
+    plan: Plan, queue: Putting, comparison: _Comparison, seconds_each: float | None
 ) -> None:
     """What it costs and when it ends, by accounts, prices and the pace so far."""
     now_ms = queue._clock.now_ms()

@@ -25,7 +25,7 @@ import httpx  # noqa: F401 - the same
 from crash_kit import Ledger, until
 
 import vqkit.pump
-import vqkit.queue
+import vqkit.queue.held
 import vqkit.run
 import vqkit.store.migrations
 from vqkit import GiveUp, Queue, Retry, policy, renders, strays
@@ -581,7 +581,7 @@ def hold_mutex(db: str, ready: str) -> None:
 
 def put_one(db: str, timeout_s: float, told: str) -> None:
     """Puts a job, and writes down what became of that."""
-    vqkit.queue.WRITE_TIMEOUT_S = timeout_s
+    vqkit.queue.held.WRITE_TIMEOUT_S = timeout_s
     began = time.monotonic()
     try:
         q = Queue(db)

@@ -20,7 +20,7 @@ from .rows import Rows, as_text, is_whole, plain, set_aside
 from .target import HALF, Change, Changes, Saved, replacing, target_of
 
 if TYPE_CHECKING:
-    from ..queue import Queue
+    from ..queue.looking import Looking
 
 __all__ = ["Change", "Saved", "save", "save_into"]
 
@@ -32,7 +32,7 @@ FORMULA = re.compile("'*[=+\\-@\t\r＝＋－＠]")
 GUARDED = "that begin like a formula have an apostrophe before them"
 
 
-def save(queue: Queue, path: str | os.PathLike[str], *, overwrite: bool = False) -> Saved:
+def save(queue: Looking, path: str | os.PathLike[str], *, overwrite: bool = False) -> Saved:
     """Writes all jobs, payload columns first, then how each stands.
 
     The ending chooses the form. A file that is there is replaced, once the new one is whole,
@@ -55,7 +55,7 @@ def save(queue: Queue, path: str | os.PathLike[str], *, overwrite: bool = False)
 
 
 def save_into(
-    queue: Queue,
+    queue: Looking,
     source: str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,

@@ -20,7 +20,7 @@ from .workbook import LINKS, Link, add_columns
 from .xlsx import CHARACTERS, escaped, pieces, units
 
 if TYPE_CHECKING:
-    from ..queue import Queue
+    from ..queue.looking import Looking
 
 __all__ = ["save_into"]
 
@@ -51,7 +51,7 @@ class _Match:
 
 
 def save_into(
-    queue: Queue,
+    queue: Looking,
     source: str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from .. import codec
 
 if TYPE_CHECKING:
-    from ..queue import Queue
+    from ..queue.looking import Looking
 
 __all__ = ["Record", "Rows", "as_text", "is_whole", "kind", "plain", "set_aside"]
 
@@ -45,7 +45,7 @@ class Rows:
 
 
 @contextmanager
-def set_aside(queue: Queue) -> Iterator[Rows]:
+def set_aside(queue: Looking) -> Iterator[Rows]:
     """All records of the queue, in a file of their own until the end of the block."""
     payload: dict[str, None] = {}
     stands = ["status"]

@@ -219,6 +219,10 @@ class Primitives(ABC):
         """What the paid steps of this account's jobs gave, as JSON."""
 
     @abstractmethod
+    def set_aside(self) -> set[tuple[int, int]]:
+        """The renders for which money is set aside, as (job, generation)."""
+
+    @abstractmethod
     def stray_renders(self) -> list[Job]:
         """Jobs that are over and whose render is still open at its provider."""
 

@@ -841,6 +841,10 @@ class SqliteStore(Store):
         )
         return [row[0] for row in found.fetchall()]
 
+    def set_aside(self) -> set[tuple[int, int]]:
+        sql = "SELECT number, generation FROM jobs WHERE reserved_microusd > 0"
+        return set(self._conn.execute(sql).fetchall())
+
     def stray_renders(self) -> list[Job]:
         return self._jobs(_STRAYS, ())
 

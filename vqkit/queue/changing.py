@@ -1,0 +1,198 @@
+"""Changing one's mind: cancel, requeue, resolve, budgets, pruning, a backup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import codec
+from ..accounts import microusd
+from ..errors import UsageError
+from ..job import (
+    TERMINAL,
+    Job,
+)
+from ..steps import RENDER
+from ..store.base import JobFilter
+
+if TYPE_CHECKING:
+    pass
+
+from .asked import Which, statuses
+from .looking import Looking
+
+__all__ = ["Changing"]
+
+
+class Changing(Looking):
+    """The part of a queue that is told otherwise."""
+
+    def cancel(
+        self,
+        *which: Which,
+        status: str | Iterable[str] | None = None,
+        batch: str | None = None,
+        account: str | None = None,
+    ) -> int:
+        """Cancels what waits, asks what runs to stop. Returns how many jobs that touched.
+
+        Jobs are named by number or id, or chosen by status, batch, account; all jobs there
+        are: ``status=("queued", "running")``. Finished jobs stay as they are.
+        """
+        if not which and status is None and batch is None and account is None:
+            raise UsageError(
+                "cancel() wants to know which: q.cancel(17), q.cancel(batch='foxes.xlsx'), or"
+                " q.cancel(status=('queued', 'running')) for all"
+            )
+        chosen = self._chosen(which, status, batch, account)
+        return len(self._write(lambda s: s.transition(chosen, "cancel", reason="by you")))
+
+    def requeue(
+        self,
+        *which: Which,
+        status: str | Iterable[str] | None = None,
+        batch: str | None = None,
+        account: str | None = None,
+    ) -> int:
+        """Gives finished jobs a second chance, all their attempts anew. Returns how many.
+
+        Without arguments: the failed ones. A completed job is rendered again only when it
+        is named, or with ``status="completed"``.
+        """
+        if not which and status is None:
+            status = "failed"
+        chosen = self._chosen(which, status, batch, account)
+        return len(self._write(lambda s: s.transition(chosen, "requeue")))
+
+    def _chosen(
+        self,
+        which: tuple[Which, ...],
+        status: str | Iterable[str] | None,
+        batch: str | None,
+        account: str | None,
+    ) -> JobFilter:
+        numbers = tuple(self.job(one).number for one in which) if which else None
+        return JobFilter(statuses(status), batch, account, numbers=numbers)
+
+    @property
+    def budget(self) -> float | None:
+        """What the whole queue may spend, in dollars; None: no limit. Reaching it pauses."""
+        return self._dollars("budget_microusd")
+
+    @budget.setter
+    def budget(self, dollars: float | None) -> None:
+        amount = microusd("budget", dollars)
+        self._write(lambda s: s.set_setting("budget_microusd", amount))
+
+    @property
+    def budget_per_day(self) -> float | None:
+        """What the queue may spend in a day (UTC), in dollars; None: no limit."""
+        return self._dollars("budget_day_microusd")
+
+    @budget_per_day.setter
+    def budget_per_day(self, dollars: float | None) -> None:
+        amount = microusd("budget_per_day", dollars)
+        self._write(lambda s: s.set_setting("budget_day_microusd", amount))
+
+    def _dollars(self, setting: str) -> float | None:
+        amount = self._read(lambda s: s.setting(setting))
+        return None if amount is None else amount / 1e6
+
+    def resolve(
+        self,
+        which: Which,
+        how: Literal["attach", "not_sent", "pay_again", "give_up"],
+        *,
+        value: Any = None,
+        cost: float | None = None,
+    ) -> Job:
+        """Ends the doubt about a paid call, by your word.
+
+        ``"attach"``: it was made, and `value` is what it gave (for a render at a provider its
+        handle, such as ``{"id": "task-123"}``). ``"not_sent"``: it never arrived, and is made
+        as if for the first time. ``"pay_again"``: make another one, whatever became of it.
+        ``"give_up"``: the job fails. With these two `cost` is what the one in doubt has cost,
+        in dollars, as the provider's bill says; without it, what was set aside counts as
+        spent. `q.job(n).reason` and `q.events(job=n)` hold the evidence.
+        """
+        job = self.job(which)
+        note = f"by you: {how.replace('_', ' ')}"
+        if cost is not None and how not in ("pay_again", "give_up"):
+            raise UsageError(f"resolve(…, {how!r}) takes no cost; 'pay_again' and 'give_up' do")
+        known: dict[str, Any] = {"cost_microusd": microusd("cost", cost), "reason": note}
+        if how == "attach":
+            return self._attach(job, value, note)
+        if value is not None:
+            raise UsageError(f"resolve(…, {how!r}) takes no value; only 'attach' does")
+        match how:
+            case "not_sent":
+                return self._write(lambda s: s.resolve(job.number, reason=note))
+            case "pay_again":
+                return self._write(lambda s: s.resolve(job.number, is_fresh=True, **known))
+            case "give_up":
+                return self._write(lambda s: s.resolve(job.number, to="failed", **known))
+        raise UsageError(
+            f"resolve(…, {how!r}): expected 'attach', 'not_sent', 'pay_again' or 'give_up'"
+        )
+
+    def _attach(self, job: Job, value: Any, note: str) -> Job:
+        if value is None:
+            raise UsageError(
+                "resolve(…, 'attach') needs value=…: what the call gave, or the render's handle"
+            )
+        open_steps = [s for s in self.steps(job) if s.state == "intent"]
+        is_render = any(step.name == RENDER for step in open_steps) or not open_steps
+        if not is_render:
+            value_json = codec.dumps(value, "value")
+            return self._write(lambda s: s.resolve(job.number, value_json=value_json, reason=note))
+        handle = {"id": value} if isinstance(value, str) else value
+        handle_json = codec.dumps(handle, "handle")
+        value_json = codec.dumps({"handle": handle}, "value")
+        return self._write(
+            lambda s: s.resolve(
+                job.number, value_json=value_json, handle_json=handle_json, reason=note
+            )
+        )
+
+    def prune(
+        self, *, older_than: timedelta | float, status: str | Iterable[str] = tuple(TERMINAL)
+    ) -> int:
+        """Deletes jobs that finished longer ago than that (a timedelta, or seconds).
+
+        With their attempts and events; files stay. Returns how many. A pruned job's key is
+        free again: putting the same row once more makes a new job.
+        """
+        seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+        wanted = statuses(status)
+        if not set(wanted) <= TERMINAL:
+            raise UsageError(f"prune(status={status!r}): only finished jobs can be pruned")
+        before_ms = self._clock.now_ms() - round(seconds * 1000)
+        return self._write(lambda s: s.prune(before_ms, wanted))
+
+    @property
+    def retention(self) -> timedelta | None:
+        """How long completed and cancelled jobs are kept; None: for ever. Failed ones stay."""
+        seconds = self._read(lambda s: s.setting("retention_s"))
+        return None if seconds is None else timedelta(seconds=seconds)
+
+    @retention.setter
+    def retention(self, keep: timedelta | None) -> None:
+        given: Any = keep
+        if given is not None and not (isinstance(given, timedelta) and given > timedelta(0)):
+            raise UsageError(f"retention {keep!r}: expected a timedelta above 0, or None")
+        seconds = None if keep is None else keep.total_seconds()
+        self._write(lambda s: s.set_setting("retention_s", seconds))
+
+    def backup(self, path: str | os.PathLike[str]) -> Path:
+        """Copies the database, while it is in use, to a new file. Raises if that exists.
+
+        The only safe way: a copied file of a database at work is damaged.
+        """
+        target = Path(path).expanduser().absolute()
+        if target.exists():
+            raise UsageError(f"{target} exists; give the copy another name")
+        self._read(lambda s: s.backup(str(target)))
+        return target
