@@ -199,7 +199,7 @@ class Screen:
 
         self.shown: list[tuple[int, str]] = []
         self.handles = 0
-        monkeypatch.setattr(module, "_is_notebook", lambda: True)
+        monkeypatch.setattr(module, "is_notebook", lambda: True)
         monkeypatch.setattr(display, "display", self.display)
 
     def display(self, data: Any, *, raw: bool = False, display_id: bool) -> Any:

@@ -26,6 +26,7 @@ from .estimate import Estimate, Lane, estimate
 from .intake.settings import SETTINGS
 from .intake.table import Row, Table
 from .job import Added, Job, JobSpec, RowProblem
+from .notebook.counting import counted
 from .snapshot import duration_text
 from .store.base import (
     JobFilter,
@@ -183,7 +184,8 @@ class Plan:
         if table.path is None and self._spool is None:
             for _ in self._checked():
                 pass  # rows in memory are compared to the last one before the first is put
-        added = queue._put_specs(self._checked(), self.batch, has_ids=False, earlier=self._earlier)
+        rows = counted(self._checked(), f"{self.source} put", len(self._digests))
+        added = queue._put_specs(rows, self.batch, has_ids=False, earlier=self._earlier)
         gone = self._gone.tolist()
         queue._write(lambda store: store.leave_rows(gone))
         if cancel_gone:
@@ -394,7 +396,7 @@ def make(
             problems.append(problem)
 
     comparison.skip = skip
-    for item in intake.specs(watched, **defaults):
+    for item in counted(intake.specs(watched, **defaults), f"{table.source} read"):
         plan._digests.append(_digest(item))
         if spool is not None:
             pickle.dump(item, spool, pickle.HIGHEST_PROTOCOL)

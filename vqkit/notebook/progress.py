@@ -17,7 +17,7 @@ from ..html import LINE, MUTED, STATUS, TEXT, Markup, element
 from ..snapshot import Snapshot
 from .terminal import headline, status_bar
 
-__all__ = ["Notify", "Progress", "follow", "line_html"]
+__all__ = ["Notify", "Progress", "follow", "is_notebook", "line_html"]
 
 log = secrets.logger("vqkit.notebook")
 
@@ -113,7 +113,7 @@ def follow(
     `wait` overrides that. With `notify` True the browser tells the end if it may, and a
     terminal rings; a function is called with the last snapshot.
     """
-    if _is_notebook():
+    if is_notebook():
         progress = _in_notebook(look, notify)
         if wait:
             progress.run()
@@ -223,7 +223,7 @@ def _on_terminal(look: Callable[[], Snapshot], notify: Notify, *, wait: bool) ->
     return progress
 
 
-def _is_notebook() -> bool:
+def is_notebook() -> bool:
     """True in a kernel, whose front end takes display messages."""
     import sys
 
