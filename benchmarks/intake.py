@@ -137,7 +137,7 @@ def measure(kind: str, path: Path, n: int, read: Callable[[], None], folder: Pat
     after, _ = timed(read)
     alone = min(before, after)
     least = store_only(folder / f"{kind}-bare.db", db)
-    empty = peak_mb("--peak-of", "none", str(folder / "e.db"), str(folder / "out"))
+    empty = peak_mb("--peak-of", "none", str(folder / f"{kind}-empty.db"), str(folder / "out"))
     full = peak_mb("--peak-of", str(path), str(folder / f"{kind}2.db"), str(folder / "out"))
     each = 1e6 / n
     print(f"{kind}: {n:,} rows, {path.stat().st_size / n:.0f} bytes each on the disk")

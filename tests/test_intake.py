@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from vqkit.errors import SheetError, UsageError
 from vqkit.intake import Row, Table, read, specs
+from vqkit.intake.seen import Seen
 from vqkit.job import JobSpec, RowProblem, content_key
 
 FRAMES: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
@@ -1128,3 +1129,13 @@ def test_geneval_and_open_sora_are_jobs_row_by_row(extra: Path) -> None:
             row["text"] for row in csv.DictReader(file)
         ]
     assert problems(extra / "geneval.jsonl") == problems(extra / "open_sora.csv") == {}
+
+
+@given(st.lists(st.integers(0, 2**62), max_size=3000), st.integers(0, 2**62))
+def test_marks_are_seen_once_like_those_of_a_set(marks: list[int], base: int) -> None:
+    known, seen = set(), Seen()
+    # Neighbours in a row, which all want the same slots, and enough of them to grow.
+    for mark in (*marks, *marks[:50], *range(base, base + 900)):
+        assert seen.add(mark) == (mark not in known)
+        known.add(mark)
+    assert len(seen) == len(known)

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from ..errors import SheetError, UsageError
 from ..job import JobSpec, RowProblem, content_key
 from . import delimited, files, frames, jsonl, text
+from .seen import Seen
 from .settings import spec_of, take
 from .table import Columns, Reading, Row, Table
 
@@ -110,7 +111,7 @@ def specs(
 def _specs(table: Rows, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
     prompt = next((name for name in table.columns if name.lower() == "prompt"), None)
     rows_of_keys: dict[str, int] = {}
-    seen: set[int] = set()  # 60 bits of each content: a million rows take 100 MB as text
+    seen = Seen()  # 60 bits of each content: a million rows take 100 MB as text
     repeats: dict[str, int] = {}
     for item in table:
         if isinstance(item, RowProblem):
@@ -126,11 +127,9 @@ def _specs(table: Rows, base: JobSpec) -> Iterator[JobSpec | RowProblem]:
             continue
         if spec.key is None:
             key = content_key(spec)
-            mark = int(key[-15:], 16)
-            if mark in seen:
+            if not seen.add(int(key[-15:], 16)):
                 repeats[key] = repeats.get(key, 0) + 1
                 key = content_key(spec, repeats[key])
-            seen.add(mark)
             yield JobSpec._make((spec.payload, key, *spec[2:]))
         elif spec.key in rows_of_keys:
             first = rows_of_keys[spec.key]

@@ -26,7 +26,7 @@ from .changing import Changing
 
 __all__ = ["Putting"]
 
-PUT_CHUNK = 500
+PUT_CHUNK = 1000
 PROBLEMS_KEPT = 1000
 
 
