@@ -324,8 +324,30 @@ def test_a_paused_queue_is_resumed_and_that_is_said():
 
 def test_jobs_of_other_sheets_in_the_queue_are_mentioned(foxes):
     sheet("owls.csv", ["an owl"])
+    with Queue(foxes) as q:
+        q.requeue(1, 2)
     told = call("run", "owls.csv", "--db", foxes, code=1)
-    assert "holds 5 other jobs too" in told
+    assert "holds 2 other jobs too" in told
+    assert "other job" not in call("run", "owls.csv", "--db", foxes, code=1)
+
+
+def test_a_failed_job_whose_row_is_gone_can_be_forgotten(foxes):
+    told = call("prune", foxes, 4)
+    assert "1 job forgotten" in told
+    assert json.loads(stdout_of("status", "--json"))["counts"]["failed"] == 0
+    assert "say which" in call("prune", foxes, code=2)
+
+
+def test_what_a_process_that_is_gone_had_at_work_is_cancelled_at_once():
+    sheet("foxes.csv", "abcdef", SLOW)
+    with Running("run", "foxes.csv", "--accounts", "1", "--capacity", "1") as run:
+        run.until("1 running")
+        run.process.kill()
+        run.ended()
+    told = call("cancel", "foxes.csv", "--all")
+    assert "at work" not in told
+    counts = json.loads(stdout_of("status", "foxes.csv", "--json"))["counts"]
+    assert (counts["running"], counts["queued"]) == (0, 0)
 
 
 # -- looking -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from vqkit.errors import (
     NotAQueue,
     PayloadError,
     PumpError,
+    SheetError,
     StoreLost,
     UnknownName,
     UsageError,
@@ -544,7 +545,8 @@ def test_failed_jobs_are_listed_requeued_and_done(q: Queue) -> None:
     assert drain(q, render).is_complete
     assert q.requeue() == 0
     assert q.requeue(1) == 1
-    assert q.requeue(status="completed", batch="none") == 0
+    with pytest.raises(UnknownName, match="no batch 'none' in this queue; it has none yet"):
+        q.requeue(status="completed", batch="none")
 
 
 def test_a_render_asked_for_again_keeps_the_first_file_and_names_the_second(q: Queue) -> None:
@@ -1039,3 +1041,64 @@ def test_an_account_added_by_mistake_can_be_taken_away(q: Queue) -> None:
 
 def test_a_job_reads_in_its_own_letters(q: Queue) -> None:
     assert "狐" in repr(q.put({"text": "狐", "n": 1}))
+
+
+def test_a_batch_nobody_put_is_told_with_those_there_are(q: Queue) -> None:
+    q.put({"n": 1}, batch="shots.xlsx[shots]")
+    for ask in (q.cancel, q.requeue, q.jobs):
+        with pytest.raises(UnknownName, match=r"did you mean 'shots.xlsx\[shots\]'"):
+            ask(batch="shots.xlsx")
+
+
+def test_a_list_of_texts_is_refused_whole(q: Queue) -> None:
+    with pytest.raises(SheetError, match=r"found a list of str; expected .* \[\{'prompt'"):
+        q.put_many(["a fox", "an owl"])
+
+
+def test_renaming_a_column_keeps_the_others(q: Queue) -> None:
+    rows = [{"Prompt": "a fox", "style": "oil", "note": "x"}]
+    q.put_many(rows, columns={"Prompt": "prompt", "note": None})
+    assert q.job(1).payload == {"prompt": "a fox", "style": "oil"}
+
+
+def test_giving_up_before_anybody_was_called_costs_nothing(q: Queue) -> None:
+    async def render(job: Any) -> None:
+        raise GiveUp("no such style", cost=job.payload["cost"])
+
+    q.accounts.add("a", provider="render", price=0.7)
+    q.put({"cost": 0.0})
+    q.put({"cost": 0.25})
+    q.run(render)
+    assert [(r["money"], r["cost"]) for r in q.cost_records()] == [
+        ("not billed", 0.0),
+        ("billed", 0.25),
+    ]
+
+
+def test_a_missing_column_is_not_looked_for_again(q: Queue) -> None:
+    async def render(job: Any) -> str:
+        return str(job.payload["prompt"])
+
+    q.put({"n": 1})
+    q.run(render)
+    assert (q.job(1).status, q.job(1).attempt) == ("failed", 1)
+
+
+def test_waiting_for_a_run_says_why_the_rest_did_not_run(q: Queue) -> None:
+    async def render(job: Any) -> None: ...
+
+    q.accounts.add("a", provider="render", credential="env:VQKIT_NO_SUCH_KEY")
+    q.put({"n": 1})
+    assert "VQKIT_NO_SUCH_KEY is not set" in str(q.start(render).wait())
+
+
+def test_named_jobs_are_pruned_if_they_have_ended(q: Queue) -> None:
+    async def render(job: Any) -> None: ...
+
+    q.put({"n": 1})
+    q.run(render)
+    q.put({"n": 2})
+    assert q.prune(1, 2) == 1
+    assert [job.number for job in q.jobs()] == [2]
+    with pytest.raises(UsageError, match="which"):
+        q.prune()

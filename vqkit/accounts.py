@@ -191,13 +191,15 @@ def _by_model(capacities: Mapping[str, int]) -> dict[str, int]:
     return {model_of({"model": m}): check_capacity(n) for m, n in capacities.items()}
 
 
-def microusd(what: str, dollars: float | None) -> int | None:
+def microusd(what: str, dollars: Any) -> int | None:
     """Dollars as whole micro-dollars, so that sums are exact. Raises UsageError."""
     if dollars is None:
         return None
-    if isinstance(dollars, bool) or not 0 <= dollars < 10**9:
+    is_number = isinstance(dollars, int | float) and not isinstance(dollars, bool)
+    if not is_number or not 0 <= dollars < 10**9:
         raise UsageError(f"{what} {dollars!r}: expected dollars, from 0")
-    return round(dollars * 1_000_000)
+    microdollars: int = round(dollars * 1_000_000)
+    return microdollars
 
 
 def _check_name(what: str, name: Any) -> None:

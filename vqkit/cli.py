@@ -117,6 +117,7 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="For scripts: JS
 @click.option("--capacity", type=int, help=f"Jobs at once on each account; {CAPACITY} at first")
 @click.option("--provider", default="local", show_default=True, help="Who does the work")
 @click.option("--sheet", help="The sheet of a workbook; else its first")
+@click.option("--hidden", is_flag=True, help="Rows that are hidden or filtered out too")
 @_as_json
 def run(
     file: Path,
@@ -126,6 +127,7 @@ def run(
     capacity: int | None,
     provider: str,
     sheet: str | None,
+    hidden: bool,
     as_json: bool,
 ) -> None:
     """Make what a sheet asks for, one job a row. FILE: .xlsx, .ods, .csv, .tsv, .jsonl, .txt.
@@ -139,7 +141,7 @@ def run(
             f"{file} is a queue; run the sheet it was made from. A queue of a notebook goes on"
             " where its cell or script is run again."
         )
-    table = intake.read(file, sheet=sheet)
+    table = intake.read(file, sheet=sheet, hidden=hidden)
     db = db or _queue_of(file)
     _check_out(db, out)
     screen = _Screen(to_stderr=as_json)
@@ -157,7 +159,7 @@ def run(
                 "yellow",
             )
         _settle_accounts(q, provider, accounts, capacity)
-        plan = q.plan(file, sheet=sheet)
+        plan = q.plan(file, sheet=sheet, hidden=hidden)
         added = plan.put()
         _tell_added(screen, plan, added, q)
         for note in q.snapshot().waiting:
@@ -257,7 +259,8 @@ def _tell_added(screen: _Screen, plan: Plan, added: Added, q: Queue) -> None:
         rows = count(added.beside, "row")
         screen.say(f"{rows} changed after the work had begun: a new job each, the old one stays.")
     if added.gone:
-        screen.say(f"{count(added.gone, 'job')} whose row is gone: kept, and worked on.", "yellow")
+        on = ", and worked on" if plan.gone_waiting else ""
+        screen.say(f"{count(added.gone, 'job')} whose row is gone: kept{on}.", "yellow")
     if added.skipped:
         screen.say(f"Skipped, for it cannot run: {count(added.skipped, 'row')}", "yellow")
         for problem in added.problems[:PROBLEMS_SHOWN]:
@@ -267,7 +270,9 @@ def _tell_added(screen: _Screen, plan: Plan, added: Added, q: Queue) -> None:
     if added.conflicts:
         had = count(added.conflicts, "row")
         screen.say(f"{had} changed after the work had begun: what was read first counts.", "yellow")
-    if (others := q.stats()["total"] - jobs) > 0:
+    waiting = q.stats()["queued"] + q.stats()["running"]
+    mine = plan.jobs + plan.same_by_status["queued"] + plan.same_by_status["running"]
+    if (others := waiting - mine) > 0:
         screen.say(f"The queue holds {count(others, 'other job')} too, worked on as well.")
 
 
@@ -360,6 +365,8 @@ def _tell_end(screen: _Screen, q: Queue, file: Path, summary: Summary, *, is_sto
     elif failed:
         screen.say(f"To try the failed again: vqkit requeue {near(q.path)}")
         screen.say(f"                   then: vqkit run {file}")
+        if q.jobs(status="failed", newest=1)[0].row is None:
+            screen.say(f"To forget one:         vqkit prune {near(q.path)} NUMBER")
 
 
 def _result(q: Queue, added: Added, summary: Summary) -> dict[str, Any]:
@@ -641,6 +648,7 @@ def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json:
     if (bool(numbers) + everything + (batch is not None)) != 1:
         raise UsageError("say which: numbers of jobs (vqkit cancel 3 4), or --all, or --batch NAME")
     with Queue(_existing(db)) as q:
+        q.recover()  # what a process that is gone had at work waits again, and is cancelled at once
         chosen = ("queued", "running", "in_doubt") if everything else None
         n = q.cancel(*numbers, status=chosen, batch=batch)
         asked = [job.number for job in q.jobs(status="running", batch=batch)
@@ -678,6 +686,18 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
             is_busy = any(runner.is_alive for runner in q.snapshot().runners)
             then = "they are begun soon" if is_busy else "the next vqkit run makes them"
             click.echo(f"{count(n, 'job')} put back: {then}")
+
+
+@main.command()
+@click.argument("which", nargs=-1, metavar="[DB] JOB...")
+def prune(which: tuple[str, ...]) -> None:
+    """Forget finished jobs, by number: a failed one whose row is gone, for example."""
+    db, numbers = _db_and_jobs(which)
+    if not numbers:
+        raise UsageError("say which: numbers of jobs, as vqkit jobs lists them (vqkit prune 3 4)")
+    with Queue(_existing(db)) as q:
+        n = q.prune(*numbers)
+        click.echo(f"{count(n, 'job')} forgotten" if n else "nothing to forget: none has ended")
 
 
 @main.command()

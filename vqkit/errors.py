@@ -220,11 +220,21 @@ class Signal(Exception):
 
 
 class GiveUp(Signal):
-    """Retrying cannot help: the job fails at once, for the reason given."""
+    """Retrying cannot help: the job fails at once, for the reason given.
 
-    def __init__(self, reason: str = "the handler gave up") -> None:
-        self.reason = str(reason)
+    `cost` is what the try has cost, in dollars, 0 where nobody was called; without it the
+    account's price counts as spent, for nobody can know.
+    """
+
+    def __init__(self, reason: str = "the handler gave up", cost: float | None = None) -> None:
+        is_number = isinstance(cost, int | float) and not isinstance(cost, bool)
+        if cost is not None and not (is_number and 0 <= cost < 10**9):
+            raise UsageError(f"GiveUp(…, cost={cost!r}): expected dollars, from 0", cost=cost)
+        self.reason, self.cost = str(reason), cost
         super().__init__(self.reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.cost)
 
 
 class Snooze(Signal):

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import codec
+
 if TYPE_CHECKING:
     from .job import Job
 
@@ -129,7 +131,10 @@ def bar(counts: dict[str, int]) -> Markup:
 def job_html(job: Job) -> Markup:
     """A job as a small table: what was asked, how it stands, what came of it."""
     error = job.error or {}
-    rows = [("payload", job.payload_json), ("status", f"{STATUS[job.status][1]} {job.status}")]
+    rows = [
+        ("payload", codec.readable(job.payload_json)),
+        ("status", f"{STATUS[job.status][1]} {job.status}"),
+    ]
     optional = {
         "stage": job.stage,
         "attempts": job.attempt or None,

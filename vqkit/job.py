@@ -274,6 +274,9 @@ class Added:
     gone: int = 0
     skipped: int = 0
 
+    def __repr__(self) -> str:
+        return f"<Added: {self}>"
+
     def __str__(self) -> str:
         parts = [f"{self.new} new"]
         if self.beside:

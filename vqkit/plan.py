@@ -429,6 +429,11 @@ def make(
     plan.columns = tuple(watched.seen.values())
     is_workbook = table.sheet is not None
     notes = [note for column in plan.columns for note in column.notes(is_workbook=is_workbook)]
+    if {"status", "file", "cost", "error"} <= {column.name for column in plan.columns}:
+        notes.append(
+            "The columns status, file, cost and error look like results that save_into added;"
+            " here they are part of what each job is given. columns=[…] chooses others."
+        )
     plan.notes = (*table.notes, *notes)
     if spool is not None:
         plan.notes += (

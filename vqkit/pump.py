@@ -28,6 +28,7 @@ from .errors import (
     GiveUp,
     InDoubt,
     JobCancelled,
+    MissingCell,
     ProviderError,
     Snooze,
     StoreError,
@@ -701,9 +702,13 @@ class Pump:
             return policy.provider_outcome(error, told, now_ms, self._draw(), flight.model)
         if isinstance(error, InDoubt):
             return Outcome("doubt", error_json=_error_json(error, frames), reason=str(error))
-        if isinstance(error, GiveUp):
+        if isinstance(error, GiveUp | MissingCell):  # a row has no more cells at its next try
             reason = getattr(error, "reason", None) or str(error)  # a subclass may lack it
-            return Outcome("gave_up", error_json=_error_json(error, frames), reason=reason)
+            end = Outcome("gave_up", error_json=_error_json(error, frames), reason=reason)
+            cost: float | None = getattr(error, "cost", None)
+            if cost is None:
+                return end
+            return replace(end, is_billed=cost > 0, cost_microusd=round(cost * 1_000_000))
         if isinstance(error, Snooze):
             return Outcome("snoozed", delay_s=error.delay_s, reason=error.reason)
         if isinstance(error, OSError) and error.errno in FULL_ERRNOS:

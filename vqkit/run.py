@@ -209,10 +209,12 @@ class Run:
         when `timeout_s` has passed. An interrupt ends the wait, not the work. Raises
         PumpError if the pump has died.
         """
-        if self.rest(timeout_s) and self.health.state != "paused":
+        is_over = self.rest(timeout_s)
+        summary = self._summarize(self)  # why accounts rest is known while it runs
+        if is_over and self.health.state != "paused":
             self.stop(grace_s=None)
             self._raise_if_dead()
-        return self._summarize(self)
+        return summary
 
     def rest(self, timeout_s: float | None = None) -> bool:
         """Waits in the same way and ends nothing. False if `timeout_s` has passed first."""
@@ -234,12 +236,13 @@ class Run:
             # A sleeping loop does not notice an interrupt; one that looks again does.
             await asyncio.sleep(LOOK_S)
         self._raise_if_dead()
+        summary = self._summarize(self)
         if self.health.state != "paused":
             self._pump.stop(None)
             while self.is_running:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(LOOK_S / 5)
             self._raise_if_dead()
-        return self._summarize(self)
+        return summary
 
     def _is_over(self, rested: Future[None]) -> bool:
         # A pump that dies cancels `rested` on its way; only when it has let go of its jobs can

@@ -369,7 +369,7 @@ def duration_text(seconds: float) -> str:
 
 
 def _short(job: Job) -> str:
-    text = job.payload_json
+    text = codec.readable(job.payload_json)
     return text if len(text) <= 80 else text[:77] + "…"
 
 

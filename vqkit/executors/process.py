@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -126,8 +126,9 @@ class _Worker:
         self._seen_end: tuple[Tag, Callable[[], object]] | None = None
         # Until it ignores interrupts, a Ctrl-C of the terminal would kill the starting worker:
         # it inherits the block. The trackers are there already, for starting them lifts it.
-        trackers.ensure_running()
-        resource_tracker.ensure_running()
+        with _silent_trackers():
+            trackers.ensure_running()
+            resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._pid = int(self._pool.submit(os.getpid).result())
@@ -209,6 +210,21 @@ class _Worker:
         self._pool.shutdown(wait=False, kill_workers=True)
         self._child_end.close()
         self._pipe.close()
+
+
+@contextlib.contextmanager
+def _silent_trackers() -> Iterator[None]:
+    """Trackers outlive us and clean up; of a kill they need not tell in thirty lines."""
+    before = os.environ.get("PYTHONWARNINGS")
+    quiet = "ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = quiet if before is None else f"{before},{quiet}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 # -- in the worker process ------------------------------------------------------------------

@@ -60,7 +60,7 @@ def save_into(
     path: str | os.PathLike[str],
     *,
     sheet: str | None = None,
-    columns: list[str] | dict[str, str] | None = None,
+    columns: list[str] | dict[str, str | None] | None = None,
     overwrite: bool = False,
 ) -> Saved:
     """See `Queue.save_into`."""

@@ -56,7 +56,7 @@ def save_into(
     path: str | os.PathLike[str],
     *,
     sheet: str | None = None,
-    columns: list[str] | dict[str, str] | None = None,
+    columns: list[str] | dict[str, str | None] | None = None,
     overwrite: bool = False,
 ) -> Saved:
     """See `Queue.save_into`. A row and a job belong together if they hold the same.
@@ -140,7 +140,7 @@ def _matched(table: intake.Table, jobs: Sequence[Standing]) -> _Match:
         for standing in group
     )
     edited = {number for number, _ in gone if number in contents and number not in rows}
-    new = [number for number in contents if number not in rows and number not in edited]
+    new = [number for number in numbers if number not in rows and number not in edited]
     notes = [
         text.format(_listed(found))
         for text, found in (
@@ -151,6 +151,8 @@ def _matched(table: intake.Table, jobs: Sequence[Standing]) -> _Match:
         )
         if found
     ]
+    if not rows:
+        notes.append("No row fits its job: if they were put with columns=…, say so here too.")
     return _Match(rows, min(numbers), notes)
 
 

@@ -45,7 +45,8 @@ def read(
     """The rows of `source`: a file's path, a folder of .txt, a dataframe, an iterable of dicts.
 
     `sheet` names a workbook's sheet; without it the first visible one is read. `columns`
-    keeps the columns it lists; as a dict ``{column: name}`` it renames them too. `hidden`
+    keeps the columns it lists, and no others; a dict ``{column: name}`` keeps all, renames those
+    it names, and leaves out those it names None. `hidden`
     reads rows that are hidden or filtered out in a workbook; else they are problems.
     ``engine="calamine"`` reads a workbook with that library instead, to compare; it sees
     neither hidden rows nor errors. Raises SheetError, and only that, for a source that

@@ -18,6 +18,10 @@ def open_memory(source: Any) -> Reading:
     """The rows of a dataframe, or of an iterable of dicts."""
     if isinstance(source, Mapping):
         raise SheetError(f"found one dict; expected {EXPECTED}. For one row: [{{…}}]")
+    is_list = isinstance(source, list | tuple) and bool(source)
+    if is_list and not any(isinstance(item, Mapping) for item in source[:100]):
+        kind = type(source[0]).__name__
+        raise SheetError(f"found a list of {kind}; expected {EXPECTED}: [{{'prompt': …}}, …]")
     if isinstance(source, list | tuple | Iterator):
         return Reading("rows", _records(source))
     return _frame(source) or _iterable(source)

@@ -38,7 +38,7 @@ AHEAD = 100
 WHOLE_MAX = 2**53  # from here on a float does not tell neighbouring integers apart
 DIGITS_KEPT = 15
 
-Columns: TypeAlias = Sequence[str] | Mapping[str, str]
+Columns: TypeAlias = Sequence[str] | Mapping[str, str | None]
 Record: TypeAlias = "tuple[int, Mapping[str, Any] | Bad]"
 
 
@@ -295,8 +295,13 @@ def _choose(columns: Columns, known: tuple[str, ...], source: str) -> dict[str, 
     """From column to payload name, as `columns=` asks. Raises SheetError for a name not known."""
     if isinstance(columns, str):
         columns = [columns]
-    chosen = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
+    chosen: dict[str, str | None]
+    if isinstance(columns, Mapping):  # renames what it names, and leaves out what it names None
+        chosen = {**{name: name for name in known if name}, **columns}
+    else:
+        chosen = {name: name for name in columns}
     unknown = [name for name in chosen if name not in known]
+    chosen = {name: to for name, to in chosen.items() if to is not None}
     if unknown or not chosen:
         raise SheetError(
             f"columns={columns!r}: {source} has {_listed(filter(None, known))}"
@@ -304,9 +309,10 @@ def _choose(columns: Columns, known: tuple[str, ...], source: str) -> dict[str, 
             source=source,
             unknown=unknown,
         )
-    if len(set(chosen.values())) < len(chosen):
+    kept = {name: to for name, to in chosen.items() if to is not None}
+    if len(set(kept.values())) < len(kept):
         raise SheetError(f"columns={columns!r} gives two columns one name", source=source)
-    return chosen
+    return kept
 
 
 def _refuse_stray(records: Iterable[Record], source: str) -> None:

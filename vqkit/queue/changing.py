@@ -74,6 +74,8 @@ class Changing(Looking):
         batch: str | None,
         account: str | None,
     ) -> JobFilter:
+        if batch is not None:
+            self._check_batch(batch)
         numbers = tuple(self.job(one).number for one in which) if which else None
         return JobFilter(statuses(status), batch, account, numbers=numbers)
 
@@ -158,13 +160,24 @@ class Changing(Looking):
         )
 
     def prune(
-        self, *, older_than: timedelta | float, status: str | Iterable[str] = tuple(TERMINAL)
+        self,
+        *which: Which,
+        older_than: timedelta | float | None = None,
+        status: str | Iterable[str] = tuple(TERMINAL),
     ) -> int:
-        """Deletes jobs that finished longer ago than that (a timedelta, or seconds).
+        """Deletes finished jobs: those named, or all older than that (a timedelta, or seconds).
 
         With their attempts and events; files stay. Returns how many. A pruned job's key is
         free again: putting the same row once more makes a new job.
         """
+        if bool(which) == (older_than is not None):
+            raise UsageError(
+                "prune() wants to know which: q.prune(17), or"
+                " q.prune(older_than=timedelta(days=30))"
+            )
+        if older_than is None:
+            numbers = [self.job(one).number for one in which]
+            return self._write(lambda s: s.prune_these(numbers))
         seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
         wanted = statuses(status)
         if not set(wanted) <= TERMINAL:

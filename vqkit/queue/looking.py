@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import codec
+from ..errors import UnknownName
 from ..job import (
     STATUSES,
     Attempt,
@@ -73,6 +75,8 @@ class Looking(Held):
         newest: int | None = None,
     ) -> list[Job]:
         """The jobs that match, in the order they were put; with `newest` only so many last ones."""
+        if batch is not None:
+            self._check_batch(batch)
         chosen = JobFilter(
             status=statuses(status),
             batch=batch,
@@ -83,6 +87,17 @@ class Looking(Held):
         found = self._read(lambda s: s.jobs(chosen))
         shown = [ShownJob.of(job, self._tell) for job in found]
         return shown if newest is None else shown[::-1]
+
+    def _check_batch(self, name: str) -> None:
+        """Raises UnknownName for a batch nothing was ever put as; says which there are."""
+        known = self._read(lambda s: s.batches())
+        if name not in known:
+            alike = [one for one in known if one.startswith(name)] or get_close_matches(name, known)
+            told = ", ".join(map(repr, alike or known[-5:])) or "none yet"
+            raise UnknownName(
+                f"no batch {name!r} in this queue; {'did you mean' if alike else 'it has'} {told}",
+                name=name,
+            )
 
     def iter_jobs(self) -> Iterator[Job]:
         """All jobs, read a page at a time, so that a million need no memory."""
@@ -195,7 +210,7 @@ class Looking(Held):
         path: str | os.PathLike[str],
         *,
         sheet: str | None = None,
-        columns: list[str] | dict[str, str] | None = None,
+        columns: list[str] | dict[str, str | None] | None = None,
         overwrite: bool = False,
     ) -> Saved:
         """Saves a copy of the workbook `source` with status, file, cost and error of each row.

@@ -437,6 +437,14 @@ class Store(PaidVerbs):
             self._delete_runner(owner)
         return Counter(after.status for _, after in pairs)
 
+    def prune_these(self, numbers: Sequence[int]) -> int:
+        """Deletes those of these that are finished and have no open render. Returns how many."""
+        with self.transaction():
+            found = self._jobs_by_number(set(numbers)).values()
+            gone = [job for job in found if job.is_terminal and not job.is_open]
+            self._forget(gone)
+        return len(gone)
+
     def prune(
         self, finished_before_ms: int, statuses: Sequence[str], *, at_most: int | None = None
     ) -> int:
@@ -449,12 +457,15 @@ class Store(PaidVerbs):
             with self.transaction():
                 chunk = DELETE_CHUNK if at_most is None else min(DELETE_CHUNK, at_most - gone)
                 found = self._finished_before(finished_before_ms, statuses, chunk)
-                self._delete_jobs([job.number for job in found])
-                self._count(Counter({k: -n for k, n in tally(found).items()}))
+                self._forget(found)
             gone += len(found)
             if len(found) < chunk:
                 break
         return gone
+
+    def _forget(self, jobs: Sequence[Job]) -> None:
+        self._delete_jobs([job.number for job in jobs])
+        self._count(Counter({k: -n for k, n in tally(jobs).items()}))
 
     def remove_account(self, name: str) -> bool:
         """Removes an account that never had an attempt; False, and nothing done, for others."""

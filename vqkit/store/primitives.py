@@ -231,6 +231,10 @@ class Primitives(ABC):
         """All accounts, by name."""
 
     @abstractmethod
+    def batches(self) -> list[str]:
+        """The names jobs were put under, oldest first."""
+
+    @abstractmethod
     def owners(self) -> set[str]:
         """The runners that hold running jobs."""
 

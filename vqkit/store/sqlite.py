@@ -803,8 +803,12 @@ class SqliteStore(Store):
         self._bulk("INSERT OR REPLACE INTO outputs ", outputs)
 
     def job_costs(self) -> dict[int, int]:
-        sql = "SELECT job, sum(cost_microusd) FROM attempts WHERE cost_microusd IS NOT NULL"
-        return dict(self._conn.execute(f"{sql} GROUP BY job").fetchall())
+        # Where nothing was set aside and nothing told, 0 only means that nobody knows.
+        found = self._conn.execute(
+            "SELECT job, sum(cost_microusd) FROM attempts"
+            " WHERE cost_microusd > 0 OR (cost_microusd = 0 AND reserved_microusd > 0) GROUP BY job"
+        )
+        return dict(found.fetchall())
 
     def numbers_by_source(self) -> list[int]:
         found = self._conn.execute(
@@ -914,6 +918,10 @@ class SqliteStore(Store):
         self._conn.execute(
             "INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, codec.dumps(value, name))
         )
+
+    def batches(self) -> list[str]:
+        found = self._conn.execute("SELECT name FROM batches ORDER BY created_ms, name")
+        return [row[0] for row in found.fetchall()]
 
     def owners(self) -> set[str]:
         sql = "SELECT DISTINCT owner FROM jobs WHERE status = 'running'"
