@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -29,6 +31,8 @@ import vqkit
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Locator, Page
+
+Wait = Callable[..., None]
 
 PATIENCE_S = 60.0
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -204,7 +208,7 @@ class Notebook:
 
     # -- doing -----------------------------------------------------------------------------------
 
-    def command(self, name: str, **arguments: Any) -> Callable[[], None]:
+    def command(self, name: str, **arguments: Any) -> Wait:
         """Gives JupyterLab a command; returns a function that waits for its end."""
         begun = self.page.evaluate(
             """([name, arguments_]) => {
@@ -215,9 +219,9 @@ class Notebook:
             }""",
             [name, arguments],
         )
-        return lambda: self.when("(begun) => !!window.vq.ended[begun]", begun)
+        return partial(self.when, "(begun) => !!window.vq.ended[begun]", begun)
 
-    def begin(self, *cells: int) -> Callable[[], None]:
+    def begin(self, *cells: int) -> Wait:
         """Runs these cells, or all; returns a function that waits for their end."""
         if not cells:
             return self.command("notebook:run-all-cells")
@@ -232,9 +236,11 @@ class Notebook:
         )
         return self.command("notebook:run-cell")
 
-    def run(self, *cells: int) -> None:
-        """Runs these cells, or all, and waits for their end."""
-        self.begin(*cells)()
+    def run(self, *cells: int, patience_s: float = PATIENCE_S) -> None:
+        """Runs these cells, or all, waits for their end, and wants no error."""
+        self.begin(*cells)(patience_s=patience_s)
+        raised = self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
+        assert not raised.count(), raised.all_inner_texts()
 
     def interrupt(self) -> None:
         """Interrupts the kernel, as the menu does."""
@@ -266,6 +272,35 @@ class Notebook:
     def prompts(self) -> list[str]:
         """What stands before the cells: "[1]:" of one that has run, "[*]:" while it does."""
         return self.page.locator(".jp-CodeCell .jp-InputArea-prompt").all_inner_texts()
+
+
+class Board:
+    """The dashboard of a page, as a person sees it."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook = notebook
+        self.root: Locator = notebook.page.locator(".vq-dash:visible")
+
+    @property
+    def headline(self) -> str:
+        return self.root.locator(".vq-headline").inner_text()
+
+    @property
+    def state(self) -> str:
+        return self.root.locator(".vq-chip").inner_text()
+
+    def button(self, name: str) -> Locator:
+        return self.root.get_by_role("button", name=re.compile(name))
+
+    def shows(self, text: str) -> None:
+        """Waits until it says so, somewhere."""
+        self.root.get_by_text(text).first.wait_for()
+
+    def is_alone(self) -> bool:
+        """True if there is one, and its copy for the saved notebook is not seen."""
+        return (
+            self.root.count() == 1 and self.notebook.page.locator(".vq-copy:visible").count() == 0
+        )
 
 
 def until(condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:

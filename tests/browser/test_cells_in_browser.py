@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from browser_lab import Notebook, until
+from browser_lab import Board, Notebook, until
 
 from vqkit import Queue
 
 AT_ONCE_S = 0.2
+CLICK_S = 1.0
+BLOCKED_S = 30
 TRIES = 5  # the machine may be busy: one of so many must be that fast
 
 BEGIN = """
@@ -23,6 +27,9 @@ async def render(job):
     while not Path("gate").exists():
         await asyncio.sleep(0.01)
     return job.payload["n"]
+
+async def paint(job):
+    await asyncio.sleep(0.25)
 """
 
 # The kernel calls the handler of an interrupt at once; from there on it is our doing.
@@ -103,3 +110,42 @@ def test_an_interrupt_ends_the_wait_at_once_and_the_batch_goes_on(
         assert q.stats()["completed"] == (9 if handed_out else 4)
         notebook.run(3)
         assert notebook.text(3) == "all done"
+
+
+def test_while_a_cell_blocks_jobs_go_on_and_a_click_counts_once_it_arrives(
+    open_notebook: Callable[..., Notebook],
+) -> None:
+    """A kernel takes clicks when the cell has ended (ipykernel 7.0 to 7.3: at once)."""
+    notebook = open_notebook(
+        [
+            BEGIN + "q.put_many([{'n': n} for n in range(2000)])\nq.dashboard(paint)",
+            "run = q.start(paint)",
+            f"time.sleep({BLOCKED_S})\nprint(time.time())",
+        ]
+    )
+    notebook.run(0)
+    notebook.run(1)
+    board = Board(notebook)
+    with Queue(notebook.folder / "q.db") as q:
+        free_per_s = pace(q, lambda: until(lambda: q.stats()["completed"] > 60))
+        end = notebook.begin(2)
+        said = board.headline
+        until(lambda: board.headline != said)
+        board.button("^Cancel").click()
+        blocked_per_s = pace(q, end)
+        ended_s = float(notebook.text(2))
+        board.button("^Yes, cancel").click()
+        asked_s = time.time()
+        until(lambda: not q.stats()["queued"])
+        cancelled = [e.at_ms / 1000 for e in q.events() if e.type == "job.cancelled"]
+        assert blocked_per_s > 0.8 * free_per_s
+        assert asked_s - ended_s < CLICK_S
+        assert cancelled[0] - asked_s < CLICK_S
+        board.shows("nothing to do")
+
+
+def pace(q: Queue, wait: Callable[[], Any]) -> float:
+    """Jobs completed in a second, while `wait` waits."""
+    before, begun_s = q.stats()["completed"], time.monotonic()
+    wait()
+    return float((q.stats()["completed"] - before) / (time.monotonic() - begun_s))
