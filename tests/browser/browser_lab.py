@@ -265,6 +265,10 @@ class Notebook:
         """What stands below a cell."""
         return self.page.locator(".jp-CodeCell").nth(cell).locator(".jp-Cell-outputWrapper")
 
+    def shown(self, cell: int) -> Locator:
+        """The last thing that a cell shows, without what stands left of it."""
+        return self.output(cell).locator(".jp-OutputArea-output").last
+
     def text(self, cell: int) -> str:
         """What stands below a cell, as a person reads it."""
         return self.output(cell).inner_text().strip()

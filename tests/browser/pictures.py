@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from browser_lab import Board, Lab, Notebook, browsing, missing, serving, until
+from browser_lab import Board, Notebook, browsing, missing, serving, until
 from PIL import Image
 
 from vqkit import Queue
@@ -21,14 +21,29 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
 BYTES_MAX = 100_000
-SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "prompts.csv"
+DASHBOARD_PX, GALLERY_PX = 760, 740  # of their height: the top tells enough
 
+PROMPTS = """
+    A red fox trots through fresh snow at dawn
+    Paper lanterns drift up from a dark lake
+    A lighthouse turns its beam over a stormy sea
+    Cherry petals fall on a quiet canal
+    A slow train crosses a stone viaduct in the rain
+    Jellyfish pulse in deep blue water, lit from below
+    Northern lights ripple above a sleeping village
+    A cat, asleep on a warm windowsill, dreams of birds
+    Sunflowers follow the sun across a whole day
+    A kite in the wind above the dunes
+    A night train leaves the city, rain on the glass
+    Koi circle in a garden pond, seen from above
+"""
 BEGIN = f"""
-from vqkit import GiveUp, Queue
+from vqkit import Queue
+
 q = Queue("foxes.db")
 q.accounts.add("studio-a", provider="local", capacity=2, price=0.04, budget=2.00)
 q.accounts.add("studio-b", provider="local", capacity=1, price=0.06, budget=2.00)
-q.load("{SAMPLES}", samples=4)
+q.put_many([{{"prompt": p.strip()}} for p in {PROMPTS.strip().splitlines()}], samples=4)
 q.put({{"prompt": "A comet over the harbour", "format": "mov"}}, priority=9)
 run = q.start()
 """
@@ -37,7 +52,7 @@ CELLS = [
     "q.dashboard()",
     "run.wait(); run.stop()",
     "q.gallery()",
-    "_ = q.plot_timeline()",
+    "q.plot_timeline()",
 ]
 
 
@@ -54,11 +69,13 @@ def main() -> None:
         serving(Path(home)) as lab,
         browsing() as browser,
     ):
-        notebook = Notebook(browser, lab, lab.root / "foxes" / "foxes.ipynb", CELLS, width=1180)
-        take(notebook, folder, lab)
+        notebook = Notebook(
+            browser, lab, lab.root / "foxes" / "foxes.ipynb", CELLS, width=1180, height=1800
+        )
+        take(notebook, folder)
 
 
-def take(notebook: Notebook, folder: Path, lab: Lab) -> None:
+def take(notebook: Notebook, folder: Path) -> None:
     """Runs the batch and takes a picture of each thing, light and dark."""
     notebook.run(0)
     notebook.run(1)
@@ -68,25 +85,26 @@ def take(notebook: Notebook, folder: Path, lab: Lab) -> None:
     try:
         for theme in ("Light", "Dark"):
             notebook.theme(theme)
-            keep(board.root, folder / f"dashboard-{theme.lower()}.png")
+            keep(board.root, folder / f"dashboard-{theme.lower()}.png", DASHBOARD_PX)
         notebook.run(2, patience_s=600)
         notebook.run(3)
         notebook.run(4)
+        # A picture that stands still shows clips better without buttons on them.
+        notebook.page.evaluate(
+            "() => document.querySelectorAll('video').forEach(v => v.controls = 0)"
+        )
         for theme in ("Dark", "Light"):
             notebook.theme(theme)
-            notebook.when(
-                "() => [...document.querySelectorAll('video')].every(v => v.poster || v.readyState)"
-            )
-            keep(notebook.output(3), folder / f"gallery-{theme.lower()}.png")
-            keep(notebook.output(4), folder / f"timeline-{theme.lower()}.png")
+            keep(notebook.shown(3), folder / f"gallery-{theme.lower()}.png", GALLERY_PX)
+            keep(notebook.shown(4), folder / f"timeline-{theme.lower()}.png")
     finally:
         notebook.theme("Light")
 
 
-def keep(what: Locator, path: Path) -> None:
-    """A picture of a part of the page, in as many colours as its size allows."""
-    what.scroll_into_view_if_needed()
+def keep(what: Locator, path: Path, height: int = 10_000) -> None:
+    """A picture of a part of the page, or of its top, in as many colours as its size allows."""
     seen = Image.open(io.BytesIO(what.screenshot())).convert("RGB")
+    seen = seen.crop((0, 0, seen.width, min(seen.height, height)))
     for colours in (256, 128, 64, 32, 16):
         data = io.BytesIO()
         seen.quantize(colours).save(data, "PNG", optimize=True)
