@@ -239,8 +239,9 @@ class Notebook:
     def run(self, *cells: int, patience_s: float = PATIENCE_S) -> None:
         """Runs these cells, or all, waits for their end, and wants no error."""
         self.begin(*cells)(patience_s=patience_s)
-        raised = self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"]')
-        assert not raised.count(), raised.all_inner_texts()
+        for cell in cells or range(len(self.prompts())):
+            raised = self.output(cell).locator('[data-mime-type="application/vnd.jupyter.stderr"]')
+            assert not raised.count(), raised.all_inner_texts()
 
     def interrupt(self) -> None:
         """Interrupts the kernel, as the menu does."""
