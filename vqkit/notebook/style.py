@@ -60,7 +60,10 @@ STYLE = """
   overflow: hidden; }
 @container (max-width: 640px) {
   .vq-table :is(th, td):is(:nth-child(4), :nth-child(5), :nth-child(6)) { display: none; }
-  .vq-running :is(th, td):nth-child(5), .vq-doubts :is(th, td):nth-child(2) { display: none; } }
+  .vq-running :is(th, td):nth-child(5), .vq-doubts :is(th, td):nth-child(2) { display: none; }
+  .vq-accounts .vq-meter { display: none; }
+  .vq-dash :is(.vq-accounts, .vq-running) td .vq-num, .vq-table .vq-sign { white-space: normal; }
+  .vq-dash .vq-table td { min-width: 84px; } }
 .vq-dash .vq-row .vq-part { padding: 0; }
 .vq-dash .vq-row .widget-label { width: auto; min-width: 0; font-size: 12px; padding: 0;
   margin: 0 5px 0 0; color: inherit; }
@@ -80,6 +83,8 @@ STYLE = """
 .vq-dash .vq-confirm { padding: 4px 10px; border: 1px solid var(--jp-error-color1, #d55e00);
   border-left-width: 5px; }
 .vq-dash .vq-fit { width: auto; margin: 0; min-width: 0; max-width: 100%; }
+[data-jp-theme-light="false"] .vq-dash select { color-scheme: dark; appearance: auto;
+  background-image: none; }
 .vq-dash .vq-fit > select, .vq-dash .vq-fit > input { font-size: 12px; height: 26px; }
 .vq-dash .widget-html.vq-log { max-height: 190px; overflow-y: auto; width: auto;
   border: 1px solid var(--jp-border-color2, rgba(128, 128, 128, .35)); padding: 3px 8px; }
