@@ -11,6 +11,7 @@ import vqkit
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PICTURES = sorted((ROOT / "notebooks" / "images").glob("*.png"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -40,6 +41,13 @@ def test_readme_begins_with_the_two_commands():
     assert "vqkit run data/samples/prompts.xlsx" in blocks[0]
     assert "-m pytest" in blocks[1]
     assert readme.index(blocks[1]) < 1000
+
+
+def test_readme_shows_small_pictures_light_and_dark():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r'src(?:set)?="(notebooks/images/.+?)"', readme)
+    assert sorted(shown) == [f"notebooks/images/{path.name}" for path in PICTURES]
+    assert all(path.stat().st_size <= 100_000 for path in PICTURES)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -96,7 +96,7 @@ def take(notebook: Notebook, folder: Path) -> None:
         for theme in ("Dark", "Light"):
             notebook.theme(theme)
             keep(notebook.shown(3), folder / f"gallery-{theme.lower()}.png", GALLERY_PX)
-            keep(notebook.shown(4), folder / f"timeline-{theme.lower()}.png")
+            keep(notebook.shown(4).locator("img"), folder / f"timeline-{theme.lower()}.png")
     finally:
         notebook.theme("Light")
 
