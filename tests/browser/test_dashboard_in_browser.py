@@ -204,7 +204,7 @@ def test_light_dark_and_narrow_it_is_readable_by_people_and_by_machines(
             for width in (1280, 480):
                 notebook.page.set_viewport_size({"width": width, "height": 1900})
                 notebook.when("(w) => window.innerWidth === w", width)
-                assert faults(notebook) == [], (theme, width)
+                assert faults(notebook, ".vq-dash") == [], (theme, width)
                 assert too_wide(notebook) == [], (theme, width)
                 shoot(board.root, f"dashboard-{theme.lower()}-{width}")
             colours[theme] = board.root.evaluate("e => getComputedStyle(e).color")
@@ -215,7 +215,7 @@ def test_light_dark_and_narrow_it_is_readable_by_people_and_by_machines(
     assert HOSTILE in board.root.inner_text()
 
 
-def test_the_gallery_plays_what_was_made_from_the_notebook_and_from_beside_it(
+def test_the_gallery_plays_files_in_the_notebook_and_beside_it_and_is_readable_by_machines(
     open_notebook: Open, shoot: Shoot
 ) -> None:
     work = """
@@ -226,8 +226,15 @@ def test_the_gallery_plays_what_was_made_from_the_notebook_and_from_beside_it(
         q.put({"prompt": "a fox", "seconds": 0.7, "width": 1280, "height": 720, "fps": 30})
         q.run().check()
     """
-    notebook = open_notebook([dedent(work), "q.gallery()"])
+    shows = ("q.gallery()", "q", "q.snapshot()", "q.job(1)", "q.compare('a fox')", "q.job(2)")
+    notebook = open_notebook([dedent(work), *shows], height=2400)
     notebook.run()
+    try:
+        for theme in ("Dark", "Light"):
+            notebook.theme(theme)
+            assert faults(notebook, ".jp-RenderedHTMLCommon") == [], theme
+    finally:
+        notebook.theme("Light")
     videos = notebook.output(1).locator("video")
     sources = [str(video.get_attribute("src"))[:5] for video in videos.all()]
     assert sources.count("data:") == 1
@@ -254,11 +261,11 @@ def too_wide(notebook: Notebook) -> list[str]:
     )
 
 
-def faults(notebook: Notebook) -> list[str]:
-    """What axe-core finds seriously wrong with the dashboard and the copy below it."""
+def faults(notebook: Notebook, where: str) -> list[str]:
+    """What axe-core finds seriously wrong there."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(notebook.page, context={"include": [[".vq-dash"]]}).response["violations"]
+    found = Axe().run(notebook.page, context={"include": [[where]]}).response["violations"]
     return [
         f"{fault['impact']} {fault['id']}: {fault['help']}: {node['html']}"
         for fault in found
