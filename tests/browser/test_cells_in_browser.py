@@ -41,7 +41,8 @@ def interrupted(number, frame):
 
 earlier = signal.getsignal(signal.SIGINT)
 signal.signal(signal.SIGINT, interrupted)
-print("begun")
+tries = globals().get("tries", 0) + 1
+print("begun", tries)
 try:
     {}
 finally:
@@ -85,16 +86,17 @@ def test_an_interrupt_ends_the_wait_at_once_and_the_batch_goes_on(
         [
             BEGIN + "q.put_many([{'n': n} for n in range(9)])",
             TIMED.format(code),
-            "print('still here:', q._shared.run.following)",
+            "print('at work:', q.stats()['running'])",
             "q.run(render); q.check(); print('all done')",
         ]
     )
     notebook.run(0)
     took_s = []
     with Queue(notebook.folder / "q.db") as q:
-        for _ in range(TRIES):
+        for number in range(1, TRIES + 1):
             end = notebook.begin(1)
-            until(lambda: "begun" in notebook.text(1) and len(q.jobs(status="running")) == 4)
+            notebook.output(1).get_by_text(f"begun {number}").wait_for()
+            until(lambda: len(q.jobs(status="running")) == 4)
             notebook.interrupt()
             end()
             said = notebook.text(1)
@@ -104,7 +106,7 @@ def test_an_interrupt_ends_the_wait_at_once_and_the_batch_goes_on(
                 break
         assert min(took_s) < AT_ONCE_S
         notebook.run(2)
-        assert notebook.text(2) == "still here: 4"
+        assert notebook.text(2) == "at work: 4"
         (notebook.folder / "gate").touch()
         until(lambda: not q.jobs(status="running") and (not handed_out or not q.stats()["queued"]))
         assert q.stats()["completed"] == (9 if handed_out else 4)
