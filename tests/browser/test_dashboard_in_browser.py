@@ -1,4 +1,4 @@
-"""`q.dashboard()` in a real JupyterLab: steered, reloaded, restarted, shared, read by machines."""
+"""`q.dashboard()` in a real JupyterLab: steered, reloaded, restarted, shared."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
 import pytest
-from browser_lab import Board, Lab, Notebook, until
+from browser_lab import Board, Notebook, until
 
 from vqkit import Queue
 
 Open = Callable[..., Notebook]
-Shoot = Callable[[Any, str], Path]
 
 BEGIN = """
 import time
@@ -160,115 +156,3 @@ def test_a_batch_of_the_command_line_is_watched_and_cancelled_from_a_notebook(
     finally:
         run.kill()
         run.wait()
-
-
-# -- looks ---------------------------------------------------------------------------------------
-
-HOSTILE = "<img src=x onerror=window.hostile=1>"
-EVERY_STATUS = f"""
-from vqkit import GiveUp
-def render(job):
-    n = job.payload["n"]
-    while n >= 8 and not Path("gate").exists():
-        job.stage("{HOSTILE}"[:20], progress=n / 20)
-        time.sleep(0.02)
-    if n == 2:
-        raise GiveUp("no such model: {HOSTILE}")
-    if n == 3:
-        raise ValueError("{HOSTILE}")
-    return n
-
-q.accounts.add("studio-a", provider="render", capacity=3, price=0.5, budget=20)
-q.accounts.add("studio-b", provider="render", capacity=1)
-q.put_many(
-    [{{"n": n, "prompt": "{HOSTILE} a fox at dawn, slow pan, soft light"}} for n in range(40)],
-    max_attempts=1,
-)
-q.cancel(12)
-run = q.start(render)
-"""
-
-
-def test_light_dark_and_narrow_it_is_readable_by_people_and_by_machines(
-    open_notebook: Open, lab: Lab, shoot: Shoot
-) -> None:
-    notebook = open_notebook([BEGIN + EVERY_STATUS, SHOW], height=1900)
-    notebook.run()
-    board = Board(notebook)
-    board.shows("2 failed")
-    board.root.locator(".vq-plots img").wait_for()
-    colours = {}
-    try:
-        for theme in ("Light", "Dark"):
-            notebook.theme(theme)
-            for width in (1280, 480):
-                notebook.page.set_viewport_size({"width": width, "height": 1900})
-                notebook.when("(w) => window.innerWidth === w", width)
-                assert faults(notebook, ".vq-dash") == [], (theme, width)
-                assert too_wide(notebook) == [], (theme, width)
-                shoot(board.root, f"dashboard-{theme.lower()}-{width}")
-            colours[theme] = board.root.evaluate("e => getComputedStyle(e).color")
-    finally:
-        notebook.theme("Light")
-    assert len(set(colours.values())) == 2
-    assert notebook.page.evaluate("() => window.hostile") is None
-    assert HOSTILE in board.root.inner_text()
-
-
-def test_the_gallery_plays_files_in_the_notebook_and_beside_it_and_is_readable_by_machines(
-    open_notebook: Open, shoot: Shoot
-) -> None:
-    work = """
-        from vqkit import Queue
-        q = Queue("q.db")
-        q.accounts.add("studio", provider="local", capacity=2)
-        q.put({"prompt": "a small fox", "seconds": 0.5, "width": 64, "height": 64})
-        q.put({"prompt": "a fox", "seconds": 0.7, "width": 1280, "height": 720, "fps": 30})
-        q.run().check()
-    """
-    shows = ("q.gallery()", "q", "q.snapshot()", "q.job(1)", "q.compare('a fox')", "q.job(2)")
-    notebook = open_notebook([dedent(work), *shows], height=2400)
-    notebook.run()
-    try:
-        for theme in ("Dark", "Light"):
-            notebook.theme(theme)
-            assert faults(notebook, ".jp-RenderedHTMLCommon") == [], theme
-    finally:
-        notebook.theme("Light")
-    videos = notebook.output(1).locator("video")
-    sources = [str(video.get_attribute("src"))[:5] for video in videos.all()]
-    assert sources.count("data:") == 1
-    assert len(sources) == 2
-    notebook.page.evaluate(
-        "() => document.querySelectorAll('video').forEach(v => { v.muted = true; v.play() })"
-    )
-    notebook.when("() => [...document.querySelectorAll('video')].every(v => v.currentTime > 0)")
-    shoot(notebook.output(1), "gallery")
-
-
-def too_wide(notebook: Notebook) -> list[str]:
-    """The elements of the dashboard that reach out of it to the side."""
-    return list(
-        notebook.page.evaluate(
-            """() => {
-                const board = [...document.querySelectorAll('.vq-dash')].at(-1);
-                const edge = board.getBoundingClientRect().right + 1;
-                return [...board.querySelectorAll('*')].filter(
-                    e => !e.closest('.vq-heard') && e.getBoundingClientRect().right > edge
-                ).map(e => e.outerHTML.slice(0, 120));
-            }"""
-        )
-    )
-
-
-def faults(notebook: Notebook, where: str) -> list[str]:
-    """What axe-core finds seriously wrong there."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(notebook.page, context={"include": [[where]]}).response["violations"]
-    return [
-        f"{fault['impact']} {fault['id']}: {fault['help']}: {node['html']}"
-        for fault in found
-        if fault["impact"] in ("serious", "critical")
-        for node in fault["nodes"]
-    ]
