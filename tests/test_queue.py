@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -635,6 +636,18 @@ def test_a_closed_queue_says_so_and_opens_again(tmp_path: Path) -> None:
     with Queue(tmp_path / "q.db") as again:
         assert len(again) == 1
         assert again.run(echo).is_complete
+
+
+def test_looking_at_a_closed_queue_does_not_bring_back_its_folder(tmp_path: Path) -> None:
+    """A dashboard looks once more after the cell that closed the queue and deleted its folder."""
+    folder = tmp_path / "run"
+    q = Queue(folder / "q.db")
+    q.close()
+    shutil.rmtree(folder)
+    for look in (q.snapshot, q.signs):
+        with pytest.raises(StoreLost):
+            look()
+        assert not folder.exists()
 
 
 def test_the_outputs_folder_is_remembered(tmp_path: Path) -> None:

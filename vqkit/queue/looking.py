@@ -24,7 +24,7 @@ from ..notebook.gallery import ShownJob
 from ..snapshot import Snapshot, take
 from ..steps import handle_of
 from ..store.base import JobFilter
-from ..store.files import companion
+from ..store.files import beside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ class Looking(Held):
 
     def snapshot(self) -> Snapshot:
         """How the queue stands now: counts, accounts, rates, who works on it."""
-        folder = companion(self.path) / "runners"
+        folder = beside(self.path) / "runners"
         now_ms = self._clock.now_ms()
         seen = self._read(lambda s: take(s, now_ms, lambda runner: is_alive(folder, runner)))
         run = self._shared.run

@@ -13,7 +13,7 @@ from ..job import (
     Event,
 )
 from ..liveness import is_alive
-from ..store.files import companion
+from ..store.files import beside
 from ..store.sums import Ends, Pace, costs, newest_completed, timeline, tries, with_prompts
 from ..words import what as what_of
 
@@ -60,7 +60,7 @@ class Pictures(Running):
         A number that changes with every commit, who of those that work on it lives, and
         what troubles the run of this kernel.
         """
-        folder = companion(self.path) / "runners"
+        folder = beside(self.path) / "runners"
         version, runners = self._read(lambda s: (s.changes_elsewhere(), s.runners()))
         living = frozenset(runner.id for runner in runners if is_alive(folder, runner))
         run = self._shared.run
