@@ -95,9 +95,12 @@ def test_a_video_has_its_first_picture_and_is_fetched_only_when_played(q: Queue)
     q.put({"prompt": "a fox", "width": 96, "height": 64, "seconds": 0.5}, provider="local")
     q.accounts.add("studio", provider="local")
     drain(q)
-    (video,) = page_of(q.gallery()).all("video")
+    page = page_of(q.gallery())
+    (video,) = page.all("video")
     assert video["poster"].startswith("data:image/webp;base64,")
     assert (video["preload"], video["controls"], video["aria-label"]) == ("none", "", "a fox")
+    # Where a viewer takes out the video, its first picture is left.
+    assert page.all("img") == [{"src": video["poster"], "alt": "a fox"}]
 
 
 def test_without_ffmpeg_the_browser_finds_the_first_picture(

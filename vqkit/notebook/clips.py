@@ -94,11 +94,15 @@ class Media:
         )
 
     def _video(self, path: Path, output: Output, label: str) -> Markup:
-        poster = self._thumb(path, output)
+        thumb = self._thumb(path, output)
+        poster = None if thumb is None else _data_url(thumb, "image/webp")
+        # Viewers that take out the video, as GitHub does, leave what stands in it.
+        fallback = () if poster is None else (element("img", src=poster, alt=label),)
         return element(
             "video",
+            *fallback,
             src=self._url(path, output),
-            poster=None if poster is None else _data_url(poster, "image/webp"),
+            poster=poster,
             controls="",
             loop="",
             playsinline="",
