@@ -182,6 +182,13 @@ def test_a_file_that_is_broken_or_gone_takes_nothing_else_with_it(q: Queue) -> N
     assert "is not there any more" in page.text
 
 
+def test_a_fold_says_which_clips_are_in_it(q: Queue) -> None:
+    q.put_many([{"prompt": f"number {n}"} for n in range(25)])
+    drain(q, lambda job: job.payload["prompt"])
+    html = str(q.gallery()._repr_html_())
+    assert re.findall(r"<summary[^>]*>(.*?)</summary>", html) == ["13–24", "25"]
+
+
 def test_pages_are_newest_first_and_fold(q: Queue) -> None:
     assert repr(q.gallery()) == "<Gallery: no finished clips yet>"
     assert "no finished clips yet" in page_of(q.gallery()).text

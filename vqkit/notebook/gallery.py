@@ -83,9 +83,10 @@ class Gallery:
             shown = cards(group, media)
             if start:
                 first = (self.page - 1) * PAGE + start + 1
+                last = first + len(group) - 1
                 title = element(
                     "summary",
-                    f"{first:,}–{first + len(group) - 1:,}",
+                    f"{first:,}–{last:,}" if last > first else f"{first:,}",
                     style=f"{TEXT};cursor:pointer;padding:6px 0",
                 )
                 shown = element("details", title, shown)
