@@ -234,6 +234,15 @@ def test_unknown_names_are_told_with_the_known_ones(q: Queue) -> None:
         q.job("nobody")
 
 
+def test_a_number_from_a_frames_index_names_a_job(q: Queue) -> None:
+    q.put_many([{"n": 1}, {"n": 2}])
+    number = q.to_frame().index[-1]
+    assert not isinstance(number, int)
+    assert q.job(number).payload == {"n": 2}
+    assert [event.type for event in q.events(job=number)] == ["job.queued"]
+    assert q.cancel(number) == 1
+
+
 def no_argument() -> None: ...
 
 

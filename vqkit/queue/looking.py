@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from .. import codec
 from ..errors import UnknownName
@@ -64,6 +65,8 @@ class Looking(Held):
     def job(self, which: Which) -> Job:
         """One job, by number, id, or an older view of it. Raises UnknownName."""
         wanted = which.number if isinstance(which, Job) else which
+        if isinstance(wanted, SupportsIndex):  # a frame's index holds whole numbers of numpy's own
+            wanted = operator.index(wanted)
         return ShownJob.of(self._read(lambda s: s.job(wanted)), self._tell)
 
     def jobs(
