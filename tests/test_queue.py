@@ -373,7 +373,8 @@ def test_run_waits_for_nothing_that_nobody_here_can_do(q: Queue) -> None:
     summary = q.run(echo)
     assert summary.counts == {"queued": 1}
     assert str(summary).splitlines()[1:] == [
-        "  jobs that name the account 'elsewhere' wait: there is none of that name"
+        "  jobs that name the account 'elsewhere' wait: there is none of that name;"
+        " q.accounts.add('elsewhere', …) adds it, q.cancel(…) takes them back"
     ]
 
 

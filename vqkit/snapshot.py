@@ -140,7 +140,8 @@ class Snapshot:
         elif self.counts["queued"] and self.accounts and all(a.why_not for a in self.accounts):
             words.append("every account rests, see why below")
         elif (self.counts["queued"] or self.counts["running"]) and not is_worked_on:
-            words.append("nobody is working on it: q.run() or vqkit run goes on")
+            waits = "; some wait for what is not there, see below" if self.waiting else ""
+            words.append(f"nobody is working on it: q.run() or vqkit run goes on{waits}")
         return ", ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
@@ -340,9 +341,15 @@ def _unserved(lanes: list[str], accounts: list[Account]) -> list[str]:
         if not lane and not accounts:
             told.append("jobs wait and there is no account: q.accounts.add(…), or q.run(handler)")
         elif kind == "account" and name not in {a.name for a in accounts}:
-            told.append(f"jobs that name the account {name!r} wait: there is none of that name")
+            told.append(
+                f"jobs that name the account {name!r} wait: there is none of that name;"
+                f" q.accounts.add({name!r}, …) adds it, q.cancel(…) takes them back"
+            )
         elif kind == "provider" and name not in {a.provider for a in accounts}:
-            told.append(f"jobs that name the provider {name!r} wait: no account has it")
+            told.append(
+                f"jobs that name the provider {name!r} wait: no account has it;"
+                f" q.accounts.add(…, provider={name!r}) adds one, q.cancel(…) takes them back"
+            )
     return told
 
 
