@@ -102,3 +102,8 @@ def test_every_error_class_is_exported() -> None:
         if isinstance(value, type) and value.__module__ == errors.__name__
     }
     assert made_here == set(errors.__all__)
+
+
+def test_what_a_try_cost_travels_with_its_signal() -> None:
+    found = pickle.loads(pickle.dumps(GiveUp("no", cost=0.25)))
+    assert (found.reason, found.cost) == ("no", 0.25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import shutil
 import threading
@@ -23,6 +24,7 @@ from vqkit.errors import (
     PayloadError,
     PumpError,
     SheetError,
+    StoreError,
     StoreLost,
     UnknownName,
     UsageError,
@@ -1125,3 +1127,48 @@ def test_named_jobs_are_pruned_if_they_have_ended(q: Queue) -> None:
     assert [job.number for job in q.jobs()] == [2]
     with pytest.raises(UsageError, match="which"):
         q.prune()
+
+
+# -- what an adversary found ----------------------------------------------------------------------
+
+
+def test_a_folder_in_place_of_a_file_fails_the_try_and_says_so(q: Queue) -> None:
+    def render(job: Any) -> None:
+        with job.output(".frames") as path:
+            path.mkdir()
+
+    q.put({"n": 1})
+    q.run(render, retry=Retry(max_attempts=1))
+    assert "gives a file, and there is a folder now" in q.job(1).error["message"]  # type: ignore[index]
+
+
+def test_a_finished_file_that_never_can_be_stored_does_not_hold_its_slot(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(*_: Any) -> Any:
+        raise OSError(errno.ELOOP, "Too many levels of symbolic links")
+
+    monkeypatch.setattr("vqkit.outputs.OutputFolder.finish", finish)
+    q.put({"prompt": "a fox"})
+    q.run(paint, retry=Retry(max_attempts=1))
+    assert "symbolic links" in q.job(1).error["message"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_handler_cannot_wait_for_the_run_it_works_for(q: Queue, is_async: bool) -> None:
+    def plain(job: Any) -> None:
+        q.run()
+
+    async def coroutine(job: Any) -> None:
+        await q.start()
+
+    q.put({"n": 1})
+    q.run(coroutine if is_async else plain, retry=Retry(max_attempts=1))
+    assert "it would wait for itself" in q.job(1).error["message"]  # type: ignore[index]
+
+
+def test_a_hard_link_is_refused_and_the_way_out_told(q: Queue, tmp_path: Path) -> None:
+    q.put({"n": 1})
+    (tmp_path / "q2.db").hardlink_to(q.path)
+    with pytest.raises(StoreError, match=r"one of 2 hard links.*cp q2.db copy.db"):
+        Queue(tmp_path / "q2.db")

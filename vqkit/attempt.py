@@ -203,6 +203,11 @@ class ActiveJob:
         path, name = self._folder.part(self._job, suffix, self._outputs)
         path.unlink(missing_ok=True)
         yield path
+        if path.exists() and not path.is_file():
+            raise UsageError(
+                f"job.output({suffix!r}) gives a file, and there is a folder now; ask for an output"
+                " for each file, or write an archive"
+            )
         if not path.exists() or path.stat().st_size == 0:
             raise UsageError(
                 f"nothing was written to the file that job.output({suffix!r}) gave; write the"
@@ -299,7 +304,7 @@ def suffix_of(data: bytes) -> str:
 def _repr(value: Any) -> str:
     try:
         return _bounded(repr(value)[: 2 * MESSAGE_CHARS], MESSAGE_CHARS)
-    except Exception:  # noqa: BLE001 - a broken __repr__ must not cost the result
+    except (Exception, SystemExit):  # noqa: BLE001 - a broken __repr__ must not cost the result
         return f"(a {type(value).__name__} that cannot be shown)"
 
 

@@ -233,9 +233,6 @@ class GiveUp(Signal):
         self.reason, self.cost = str(reason), cost
         super().__init__(self.reason)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason, self.cost)
-
 
 class Snooze(Signal):
     """Not now: the job returns to the queue for ``delay_s`` seconds and no attempt is spent."""

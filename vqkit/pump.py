@@ -70,6 +70,11 @@ FULL_S = 30.0  # how long a job rests that found the disk full
 GOES_ON = "its coroutine goes on although it was cancelled: its slot is held until it ends"
 NO_ROOM = "the disk is full: finished files wait for room"
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+# What passes, or what its user can put right while a finished file waits.
+PASSING_ERRNOS = {
+    *(*FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +165,10 @@ class Pump:
         self._clock = clock or SystemClock()
         self._draw = draw
         self._notes_s = notes_s
+        self._threads = ThreadExecutor()
         self._executors: dict[str, Executor] = {
             "async": AsyncExecutor(),
-            "thread": ThreadExecutor(),
+            "thread": self._threads,
             "process": ProcessExecutor(on_worker_start),
         }
         self._strays = Strays(store, providers, outputs, self._clock)
@@ -176,7 +182,7 @@ class Pump:
         self._is_stopping = False
         self._stop_at_s: float | None = None
         self._fault: BaseException | None = None
-        self._roomless: set[int] = set()
+        self._roomless: dict[int, str] = {}  # jobs whose files cannot be stored yet, and why
         self._refreshed: set[int] = set()  # jobs that are tried once more, with another key
         self._keys: dict[str, tuple[float, str | None]] = {}  # when looked at, what was wrong
         self._unread: set[str] = set()
@@ -200,6 +206,11 @@ class Pump:
     def is_stopping(self) -> bool:
         """True once it was told to stop."""
         return self._is_stopping
+
+    @property
+    def is_inside(self) -> bool:
+        """True where it is asked by a handler at work for it, in this process."""
+        return self._threads.is_inside
 
     def poke(self) -> None:
         """Something changed in the database: look now."""
@@ -354,7 +365,7 @@ class Pump:
         self._read_keys()
         self._launch(self._unknown_claims(ours, result), result.accounts)
         self._tidy(ended)
-        trouble = NO_ROOM if self._roomless else None
+        trouble = next(iter(self._roomless.values()), None)
         if not room:
             trouble = "the disk is nearly full: no new work until there is room"
         state = "stopping" if self._is_stopping else "paused" if result.is_paused else "running"
@@ -732,16 +743,16 @@ class Pump:
                     f"vqkit-files-{job.number}",
                 )
             except OSError as error:
-                if isinstance(error, FileNotFoundError):  # waiting does not bring it back
+                if error.errno not in PASSING_ERRNOS:  # it is gone, or no file: waiting is no help
                     return _failed(error)
                 is_full = error.errno in FULL_ERRNOS
                 trouble = NO_ROOM if is_full else f"finished files cannot be stored: {error}"
-                self._roomless.add(job.number)
+                self._roomless[job.number] = trouble
                 self.health = Health(self.health.state, trouble, self.health.why)
                 await self._store.acall(lambda store: store.make_room())
                 await self._clock.wait(asyncio.Event(), wait_s)
                 wait_s = min(longest_s, 2 * wait_s)
-                self._roomless.discard(job.number)
+                del self._roomless[job.number]
             else:
                 return Outcome("completed", result_json=result_json, outputs=outputs)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import secrets
-from .errors import JobsFailed, PumpError
+from .errors import JobsFailed, PumpError, UsageError
 from .pump import Health, Pump
 from .recovery import Recovered
 from .retry import Retry
@@ -218,6 +218,7 @@ class Run:
 
     def rest(self, timeout_s: float | None = None) -> bool:
         """Waits in the same way and ends nothing. False if `timeout_s` has passed first."""
+        self._refuse_handlers()
         rested = self._pump.when_at_rest()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._is_over(rested) and (end_s is None or time.monotonic() < end_s):
@@ -230,7 +231,15 @@ class Run:
     def __await__(self) -> Generator[Any, None, Summary]:
         return self._awaited().__await__()
 
+    def _refuse_handlers(self) -> None:
+        if threading.current_thread() is self._thread or self._pump.is_inside:
+            raise UsageError(
+                "a handler cannot wait for the run it works for: it would wait for itself."
+                " q.put(…) in it is fine, the run does that too"
+            )
+
     async def _awaited(self) -> Summary:
+        self._refuse_handlers()
         rested = self._pump.when_at_rest()
         while not self._is_over(rested):  # noqa: ASYNC110 - an Event of this loop would sleep
             # A sleeping loop does not notice an interrupt; one that looks again does.

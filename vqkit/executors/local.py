@@ -43,11 +43,22 @@ class ThreadExecutor:
 
     can_stop = False
 
+    def __init__(self) -> None:
+        self._here = threading.local()
+
+    @property
+    def is_inside(self) -> bool:
+        """True on a thread that runs one of its handlers."""
+        return bool(getattr(self._here, "is_at_work", False))
+
     async def run(self, work: Work) -> Returned:
         active = ActiveJob(work.job, work.notes, work.folder, work.credential)
-        returned: Returned = await in_thread(
-            lambda: call_handler(work.handler, active), f"vqkit-job-{work.job.number}"
-        )
+
+        def call() -> Returned:
+            self._here.is_at_work = True
+            return call_handler(work.handler, active)
+
+        returned: Returned = await in_thread(call, f"vqkit-job-{work.job.number}")
         return returned
 
     def close(self) -> None:

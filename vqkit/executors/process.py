@@ -316,5 +316,7 @@ def _portable(error: BaseException) -> BaseException:
             return Snooze(error.delay_s, error.reason)
         base = next((kind for kind in (GiveUp, JobCancelled) if isinstance(error, kind)), Exception)
         copy: BaseException = type(name, (base,), {})(message_of(error))
+        if isinstance(copy, GiveUp):
+            copy.cost = getattr(error, "cost", None)
         return copy
     return error

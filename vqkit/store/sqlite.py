@@ -183,6 +183,7 @@ class SqliteStore(Store):
                 raise
             return
         self._make_folder()
+        self._refuse_links()
         if self.path.exists() and not beside(self.path).exists():
             self._look_first()
         self.folder = companion(self.path)
@@ -219,6 +220,17 @@ class SqliteStore(Store):
                 f"the folder {self.path.parent} cannot be made: {error.strerror}",
                 path=str(self.path),
             ) from error
+
+    def _refuse_links(self) -> None:
+        """A log is named after the database: under two names its parts would not find together."""
+        with suppress(FileNotFoundError):
+            if (n := self.path.stat().st_nlink) > 1:
+                raise StoreError(
+                    f"{self.path} is one of {n} hard links to the same file, and a database under"
+                    " two names is damaged. Make it a file of its own:"
+                    f" cp {self.path.name} copy.db && mv copy.db {self.path.name}",
+                    path=str(self.path),
+                )
 
     def _look_first(self) -> None:
         """Refuses a file that is not ours before anything is made beside it."""
