@@ -87,6 +87,8 @@ def test_after_the_kernels_end_run_all_shows_every_job_and_renders_none_again(
         if how == "restart":
             notebook.restart()
         else:
+            copy = notebook.page.locator(".vq-copy", has_text="6 of 14 done")
+            copy.wait_for(state="attached")  # it is renewed every ten seconds
             notebook.command("docmanager:save")()
             (runner,) = q.snapshot().runners
             os.kill(runner.pid, signal.SIGKILL)
@@ -94,7 +96,7 @@ def test_after_the_kernels_end_run_all_shows_every_job_and_renders_none_again(
             notebook.when_idle()
             notebook.open()
             # Until the cell runs again, its copy says what was.
-            notebook.page.locator(".vq-copy:visible", has_text="6 of 14 done").wait_for()
+            copy.wait_for()
         assert q.stats()["completed"] == 6
         notebook.run()
         assert notebook.prompts() == ["[1]:", "[2]:", "[3]:"]
