@@ -28,7 +28,7 @@ def found_of(mock: MockProvider, folder: Path, **broken: object) -> list[str]:
 @pytest.mark.parametrize("kind", get_args(Idempotency))
 def test_a_provider_of_each_kind_keeps_the_contract(kind: Idempotency, tmp_path: Path) -> None:
     with MockProvider(idempotency=kind, render_polls=1) as mock:
-        assert found_of(mock, tmp_path) == []
+        assert found_of(mock, tmp_path / "made" / "by it") == []
 
 
 def test_a_key_that_is_ignored_is_told(tmp_path: Path) -> None:

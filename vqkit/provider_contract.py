@@ -53,9 +53,11 @@ async def provider_contract(
 ) -> list[str]:
     """What of the contract the provider breaks, a sentence each; an empty list is what to want.
 
-    `request` must render well. Files are written to `folder`. `poll_s` is the wait between
-    polls where the provider gives no hint, `limit_s` the longest a render may take.
+    `request` must render well. Files are written to `folder`, made when missing. `poll_s` is
+    the wait between polls where the provider gives no hint, `limit_s` the longest a render
+    may take.
     """
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     check = _Check(provider, dict(request), account, folder, limit_s, poll_s)
     await check.everything()
     return check.found
