@@ -52,6 +52,16 @@ def test_readme_and_the_tour_name_every_notebook() -> None:
     assert set(re.findall(r"\]\((\w+\.ipynb)\)", told)) == {p.name for p in NOTEBOOKS[1:]}
 
 
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *NOTEBOOKS], ids=lambda path: path.name)
+def test_a_link_to_a_file_leads_to_one(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "".join(source(cell) for cell in cells(path) if cell["cell_type"] == "markdown")
+    named = re.findall(r"\]\(([^)#:]+)\)|src(?:set)?=\"([^\":]+)\"", text)
+    missing = [link for link in map("".join, named) if not (path.parent / link).exists()]
+    assert missing == []
+
+
 def test_papermill_runs_the_quickstart_with_another_sheet(tmp_path: Path) -> None:
     sheet = tmp_path / "two.csv"
     sheet.write_text("prompt,seconds\na fox in the snow,0.5\nthe sea at night,0.5\n")
