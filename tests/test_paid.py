@@ -996,6 +996,32 @@ def test_what_is_not_found_may_be_deleted_by_now_and_is_not_sent_again(kind: Any
     assert late.note.endswith("you decide")
 
 
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_what_only_looks_like_it_may_be_the_one_that_was_refused_before(is_certain: bool) -> None:
+    """A provider may list, and bill, a render that it refused without a word of its name."""
+
+    class Lists(Lost):
+        async def find(self, *_: Any, **__: Any) -> list[Match]:
+            return [Match({"id": "r1"}, 0, is_certain)]
+
+    step = Step(1, RENDER, 1, "intent", True, "key", 1, "a", "{}", None, begun_ms=0)
+
+    def asked(was_refused: bool) -> Any:
+        return asyncio.run(
+            reconcile(
+                *(step, Lists("list"), AccountKey("a")),  # type: ignore[arg-type]
+                owned=set(),
+                was_missing=True,
+                was_refused=was_refused,
+                now_ms=60_000,
+                sink=lambda s: Path(s),
+            )
+        )
+
+    assert asked(was_refused=False).is_settled
+    assert asked(was_refused=True).is_settled == is_certain
+
+
 def test_a_key_the_provider_has_forgotten_is_not_sent_again() -> None:
     provider: Any = Lost("replay")
     provider.capabilities = Capabilities("replay", key_ttl_s=10.0)

@@ -1070,7 +1070,7 @@ def test_a_job_reads_in_its_own_letters(q: Queue) -> None:
 
 def test_a_batch_nobody_put_is_told_with_those_there_are(q: Queue) -> None:
     q.put({"n": 1}, batch="shots.xlsx[shots]")
-    for ask in (q.cancel, q.requeue, q.jobs):
+    for ask in (q.cancel, q.requeue):
         with pytest.raises(UnknownName, match=r"did you mean 'shots.xlsx\[shots\]'"):
             ask(batch="shots.xlsx")
 

@@ -50,6 +50,7 @@ async def reconcile(
     now_ms: int,
     doubt_ms: int | None = None,
     was_missing: bool = False,
+    was_refused: bool = False,
     sink: Callable[[str], Path],
 ) -> Verdict:
     """Asks the provider about the paid step of a job in doubt. Never spends twice.
@@ -57,7 +58,9 @@ async def reconcile(
     `owned` are the handles, as canonical JSON, that other jobs of the account have.
     `doubt_ms` is when the doubt began: what is not found may still turn up for a while after
     that, for a request that timed out may arrive long after it was begun; and it must have been
-    missing before (`was_missing`), for one answer may be that of a server that lags. Raises
+    missing before (`was_missing`), for one answer may be that of a server that lags. With
+    `was_refused` an earlier render of the same job was refused without a word of its name: what
+    only looks like this one may be that one, which a provider may list and bill. Raises
     ProviderError where the provider cannot be asked now.
     """
     request: dict[str, Any] = codec.loads(step.request_json) or {}
@@ -74,7 +77,9 @@ async def reconcile(
             except ProviderError as error:
                 if error.kind != "key_reused":
                     raise
-            verdict = await _look(step, provider, account, request, owned, was_accepted=True)
+            verdict = await _look(
+                step, provider, account, request, owned, was_refused, was_accepted=True
+            )
             is_early = now_ms - since_ms < 1000 * can.not_found_grace_s
             if not verdict.is_settled and is_early:
                 return Verdict("it was accepted and is not listed yet")
@@ -83,7 +88,9 @@ async def reconcile(
             if can.idempotency == "client_id":
                 verdict = await _poll(step, provider, account)
             else:
-                verdict = await _look(step, provider, account, request, owned, was_accepted=False)
+                verdict = await _look(
+                    step, provider, account, request, owned, was_refused, was_accepted=False
+                )
             if not verdict.is_settled or verdict.value is not None:
                 return verdict
             if now_ms - since_ms < 1000 * can.not_found_grace_s or not was_missing:
@@ -132,6 +139,7 @@ async def _look(
     account: AccountKey,
     request: Mapping[str, Any],
     owned: Set[str],
+    was_refused: bool,
     *,
     was_accepted: bool,
 ) -> Verdict:
@@ -140,6 +148,10 @@ async def _look(
     free = [match for match in found if codec.canonical(dict(match.handle)) not in owned]
     certain = [match for match in free if match.is_certain]
     chosen = certain or free
+    if chosen and not certain and was_refused:
+        return Verdict(
+            f"{_handles(chosen)} may be it, or the one that was refused before; you decide"
+        )
     if len(chosen) == 1:
         value = answer_value(Submitted(chosen[0].handle))
         return Verdict("found at the provider", value, is_settled=True)

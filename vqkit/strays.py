@@ -162,7 +162,9 @@ class Strays:
 
     async def _end_doubt_alone(self, stray: _Stray, step: Step) -> bool:
         job, handler, active = stray.job, stray.handler, self._active(stray)
-        values = await self._store.acall(lambda s: s.paid_values(stray.account.name))
+        values, steps = await self._store.acall(
+            lambda s: (s.paid_values(stray.account.name), s.steps(job.number))
+        )
         owned = {
             codec.canonical(handle)
             for value in values
@@ -178,6 +180,7 @@ class Strays:
             now_ms=self._clock.now_ms(),
             doubt_ms=job.updated_ms,
             was_missing=step.key in self._missing,
+            was_refused=any(s.generation < step.generation and s.state == "intent" for s in steps),
             sink=lambda suffix: active.kept_part(suffix, next(parts)),
         )
         if verdict.is_missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import codec
 from ..clock import as_ms
@@ -13,10 +13,6 @@ from ..job import (
     STATUSES,
     Job,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["Which", "moment", "pandas", "statuses", "text", "utc", "whole"]
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from .. import codec
 from ..accounts import microusd
-from ..errors import UsageError
-from ..job import (
-    TERMINAL,
-    Job,
-)
+from ..errors import UnknownName, UsageError
+from ..job import TERMINAL, Job
 from ..steps import RENDER
 from ..store.base import JobFilter
-
-if TYPE_CHECKING:
-    pass
-
 from .asked import Which, statuses
 from .looking import Looking
 
@@ -66,6 +60,17 @@ class Changing(Looking):
             status = "failed"
         chosen = self._chosen(which, status, batch, account)
         return len(self._write(lambda s: s.transition(chosen, "requeue")))
+
+    def _check_batch(self, name: str) -> None:
+        """Raises UnknownName for a batch nothing was ever put as; says which there are."""
+        known = self._read(lambda s: s.batches())
+        if name not in known:
+            alike = [one for one in known if one.startswith(name)] or get_close_matches(name, known)
+            told = ", ".join(map(repr, alike or known[-5:])) or "none yet"
+            raise UnknownName(
+                f"no batch {name!r} in this queue; {'did you mean' if alike else 'it has'} {told}",
+                name=name,
+            )
 
     def _chosen(
         self,

@@ -6,12 +6,10 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from .. import codec
-from ..errors import UnknownName
 from ..job import (
     STATUSES,
     Attempt,
@@ -78,8 +76,6 @@ class Looking(Held):
         newest: int | None = None,
     ) -> list[Job]:
         """The jobs that match, in the order they were put; with `newest` only so many last ones."""
-        if batch is not None:
-            self._check_batch(batch)
         chosen = JobFilter(
             status=statuses(status),
             batch=batch,
@@ -90,17 +86,6 @@ class Looking(Held):
         found = self._read(lambda s: s.jobs(chosen))
         shown = [ShownJob.of(job, self._tell) for job in found]
         return shown if newest is None else shown[::-1]
-
-    def _check_batch(self, name: str) -> None:
-        """Raises UnknownName for a batch nothing was ever put as; says which there are."""
-        known = self._read(lambda s: s.batches())
-        if name not in known:
-            alike = [one for one in known if one.startswith(name)] or get_close_matches(name, known)
-            told = ", ".join(map(repr, alike or known[-5:])) or "none yet"
-            raise UnknownName(
-                f"no batch {name!r} in this queue; {'did you mean' if alike else 'it has'} {told}",
-                name=name,
-            )
 
     def iter_jobs(self) -> Iterator[Job]:
         """All jobs, read a page at a time, so that a million need no memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from ..accounts import check_capacity
 from ..errors import UsageError
@@ -20,10 +20,6 @@ from ..retry import Retry
 from ..run import Run, Summary
 from ..store.files import companion
 from ..store.sqlite import SqliteStore
-
-if TYPE_CHECKING:
-    pass
-
 from .putting import Putting
 
 __all__ = ["Running"]
