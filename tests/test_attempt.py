@@ -365,3 +365,11 @@ def test_errors_that_cannot_be_shown_are_shown_all_the_same(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert describe_error(raised(_raise, ValueError("nowhere")))["message"] == "nowhere"
+
+
+def test_keys_that_are_one_as_text_are_both_kept_and_told() -> None:
+    result, _, warning = plain_result({"clip": {1: "a", "1": "b", 2: "c", "1 (int)": "d"}}, [])
+    assert result == {"clip": {"1 (int) (int)": "a", "1": "b", "2": "c", "1 (int)": "d"}}
+    assert warning is not None
+    assert "result['clip'] has keys that are one as text; 1 is kept as '1 (int) (int)'" in warning
+    assert plain_result({1: "a", 2: "b"}, [])[::2] == ({"1": "a", "2": "b"}, None)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -696,10 +697,23 @@ def test_after_a_quote_that_never_closes_nothing_is_run(write: Write, rest: str)
     assert "nothing from here on was read" in problems(path)[3]
 
 
-def test_a_cell_too_long_for_csv_is_a_problem_of_its_row(write: Write) -> None:
-    path = write("a.csv", f"prompt,n\n{'x' * 200_000},1\nb,2\n")
-    assert [job.payload["prompt"] for job in jobs(path)] == ["b"]
-    assert "field larger than field limit" in problems(path)[2]
+def test_a_csv_cell_may_be_as_long_as_a_payload_and_a_longer_one_is_told(write: Write) -> None:
+    limit = csv.field_size_limit()
+    path = write("a.csv", f'prompt,n\n{"x" * 1_000_000},1\n{"y" * 1_100_000},2\n"z\nz",3\n')
+    assert [len(job.payload["prompt"]) for job in jobs(path)] == [1_000_000, 3]
+    assert problems(path) == {
+        3: "a cell that begins in line 3 has more than 1,048,576 characters, the most a payload"
+        " holds; store the text in a file and put its path"
+    }
+    assert csv.field_size_limit() == limit  # it is the whole process's
+
+
+@pytest.mark.parametrize("breaks", ["", "\n"])
+def test_behind_a_long_cell_that_is_not_closed_nothing_is_run(write: Write, breaks: str) -> None:
+    text = f'"{"y" * 600_000}{breaks}{"y" * 600_000}\nnot,"a row'
+    path = write("a.csv", f'prompt,n\na,1\n{text}",2\nb,3\n')
+    assert [job.payload["prompt"] for job in jobs(path)] == ["a"]
+    assert "more than 1,048,576 characters: is a quotation mark not closed?" in problems(path)[3]
 
 
 def test_a_blank_line_before_the_header_is_passed_over_and_counted(write: Write) -> None:
@@ -916,6 +930,30 @@ def test_a_sheet_whose_entities_multiply_without_bounds_is_refused(
     replace_part(path, "xl/worksheets/sheet1.xml", f"{doctype}{sheet}<row>{entity}")
     with pytest.raises(SheetError, match=r"is damaged|cannot be read as a workbook"):
         list(read(path))
+
+
+@pytest.mark.parametrize(
+    "part", ["xl/sharedStrings.xml", "xl/styles.xml", "xl/worksheets/sheet1.xml"]
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
+def test_a_document_type_is_refused_however_far_down_it_stands(
+    workbook: Book, part: str, encoding: str
+) -> None:
+    path = workbook(["prompt"], ["a"])
+    with zipfile.ZipFile(path, "a") as archive:
+        xml = archive.read(part).decode() if part in archive.namelist() else "<sst/>"
+    noise = os.urandom(200_000).hex()  # which no bound on how densely it is packed refuses
+    text = f"<!--{noise}--><!DOCTYPE x [<!ENTITY a 'b'>]>{re.sub('^<[?].*?[?]>', '', xml)}"
+    declared = f'<?xml version="1.0" encoding="{encoding[:6]}"?>{text}'
+    replace_part(path, part, (text if encoding == "utf-8" else declared).encode(encoding))
+    with pytest.raises(SheetError, match=f"its part {part} has a document type of its own"):
+        read(path)
+
+
+def test_a_text_that_tells_of_document_types_is_a_text(workbook: Book) -> None:
+    assert one(workbook(["prompt"], ["<!DOCTYPE html> in chalk"])).payload == {
+        "prompt": "<!DOCTYPE html> in chalk"
+    }
 
 
 def test_shared_texts_are_read_with_their_runs_and_escapes(workbook: Book) -> None:

@@ -253,7 +253,8 @@ def plain_result(
         if isinstance(item, str) and item in files:
             return files[item].name or files[item].path
         if isinstance(item, dict):
-            return {_key(key): walk(part, f"{where}[{key!r}]") for key, part in item.items()}
+            names = _names(item, where, why)
+            return {names[key]: walk(part, f"{where}[{key!r}]") for key, part in item.items()}
         if isinstance(item, list | tuple):
             return [walk(part, f"{where}[{i}]") for i, part in enumerate(item)]
         if inspect.isawaitable(item):
@@ -285,8 +286,20 @@ def plain_result(
     return plain, list(files.values()), f"kept as text: {why[0]}" if why else None
 
 
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(key)
+def _names(item: Mapping[Any, Any], where: str, why: list[str]) -> dict[Any, str]:
+    """The keys of a dict as text, each its own: of 1 and "1" the number is named "1 (int)"."""
+    names = {key: key for key in item if isinstance(key, str)}
+    taken = set(names.values())
+    for key in item:
+        if not isinstance(key, str):
+            name = str(key)
+            if name in taken:
+                while name in taken:
+                    name += f" ({type(key).__name__})"
+                why.append(f"{where} has keys that are one as text; {key!r} is kept as {name!r}")
+            names[key] = name
+            taken.add(name)
+    return names
 
 
 MAGIC = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"ID3": ".mp3"}

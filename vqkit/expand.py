@@ -8,11 +8,9 @@ import time
 
 from . import codec, secrets
 from .errors import PayloadError
-from .job import Job, JobSpec, content_key
+from .job import PAYLOAD_BYTES_MAX, Job, JobSpec, content_key
 
 __all__ = ["expanded"]
-
-PAYLOAD_BYTES_MAX = 1024 * 1024
 
 # Its own, which no random.seed() of the user's makes repeat itself. The system's randomness at
 # every row would hand the interpreter over at every row.

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from . import codec
 
 __all__ = [
+    "PAYLOAD_BYTES_MAX",
     "STATUSES",
     "TERMINAL",
     "Account",
@@ -47,6 +48,7 @@ TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
 MODEL_CHARS = 200
+PAYLOAD_BYTES_MAX = 1024 * 1024
 
 
 class Job(NamedTuple):

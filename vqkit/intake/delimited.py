@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import re
+import threading
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..errors import SheetError
+from ..job import PAYLOAD_BYTES_MAX
 from .files import first_line, text_encoding
 from .table import Bad, Reading, grid, header
 
 __all__ = ["open_csv", "open_tsv"]
 
 Line: TypeAlias = "tuple[int, list[str] | Bad]"
+CELL_MAX = PAYLOAD_BYTES_MAX  # characters; a longer cell fits into no payload
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
@@ -70,13 +73,46 @@ def _bare_header(path: Path, codec: str) -> str:
     return re.sub(r'"[^"]*"?', "", first_line(path, codec))
 
 
-def _reader(file: Any, separator: str, has_quotes: bool) -> Any:
-    return csv.reader(
-        file,
-        delimiter=separator,
-        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
-        strict=True,
-    )
+_limiting = threading.Lock()
+
+
+class _Reader:
+    """csv's reader, for cells up to `CELL_MAX`. `line_num` as there, `last` is the line read last.
+
+    How long a cell may be is one number for the whole process, which is the user's too: it is
+    raised only while a record is read.
+    """
+
+    def __init__(self, file: Iterator[str], separator: str, has_quotes: bool) -> None:
+        self.last = ""
+        self._reader = csv.reader(
+            self._lines(file),
+            delimiter=separator,
+            quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+            strict=True,
+        )
+
+    def _lines(self, file: Iterator[str]) -> Iterator[str]:
+        for self.last in file:
+            yield self.last
+
+    @property
+    def line_num(self) -> int:
+        return self._reader.line_num
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self
+
+    def __next__(self) -> list[str]:
+        with _limiting:
+            before = csv.field_size_limit()
+            if before >= CELL_MAX:
+                return next(self._reader)
+            csv.field_size_limit(CELL_MAX)
+            try:
+                return next(self._reader)
+            finally:
+                csv.field_size_limit(before)
 
 
 def _quotes_cells(path: Path, codec: str, separator: str) -> bool:
@@ -91,7 +127,7 @@ def _quotes_cells(path: Path, codec: str, separator: str) -> bool:
             return True
     try:
         with path.open(encoding=codec, newline="") as file:
-            for _ in _reader(file, separator, has_quotes=True):
+            for _ in _Reader(file, separator, has_quotes=True):
                 pass
     except csv.Error:
         pass  # not csv as it should be; whether it is plain text is seen next
@@ -99,7 +135,7 @@ def _quotes_cells(path: Path, codec: str, separator: str) -> bool:
         return True
     with path.open(encoding=codec, newline="") as file:
         try:
-            rows = filter(None, _reader(file, separator, has_quotes=False))
+            rows = filter(None, _Reader(file, separator, has_quotes=False))
             first: list[str] = next(rows, [])
             is_quoted = any(cell.startswith('"') for cell in first)
             return is_quoted or any(len(row) != len(first) for row in rows)
@@ -110,7 +146,7 @@ def _quotes_cells(path: Path, codec: str, separator: str) -> bool:
 def _lines(path: Path, codec: str, separator: str, has_quotes: bool) -> Iterator[Line]:
     """The records that are not blank, numbered as a spreadsheet would: blank ones count."""
     with path.open(encoding=codec, newline="") as file:
-        reader = _reader(file, separator, has_quotes)
+        reader = _Reader(file, separator, has_quotes)
         for number in count(1):
             began = reader.line_num + 1
             try:
@@ -118,14 +154,27 @@ def _lines(path: Path, codec: str, separator: str, has_quotes: bool) -> Iterator
             except StopIteration:
                 return
             except csv.Error as error:
-                yield number, Bad(_malformed(began, reader.line_num, error))
-                if reader.line_num > began:
+                is_open = has_quotes and reader.last.count('"') % 2 == 1
+                is_over = reader.line_num > began or is_open
+                if "field limit" in str(error):
+                    yield number, Bad(_too_long(began, is_over=is_over), kind="too long")
+                else:
+                    yield number, Bad(_malformed(began, reader.line_num, error))
+                    is_over = reader.line_num > began
+                if is_over:
                     # The quote that failed to close may have swallowed good rows, and what
                     # follows may be the middle of a cell: running that would be a guess.
                     return
             else:
                 if any(map(str.strip, cells)):
                     yield number, cells
+
+
+def _too_long(began: int, *, is_over: bool) -> str:
+    text = f"a cell that begins in line {began} has more than {CELL_MAX:,} characters"
+    if is_over:
+        return f"{text}: is a quotation mark not closed? Nothing from here on was read"
+    return f"{text}, the most a payload holds; store the text in a file and put its path"
 
 
 def _malformed(began: int, at: int, error: csv.Error) -> str:

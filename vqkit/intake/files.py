@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from pathlib import Path
+from xml.parsers.expat import ExpatError, ParserCreate
 
 from ..errors import SheetError
 
@@ -25,7 +26,9 @@ MARKS = (
     (b"\xfe\xff", "utf-16", "UTF-16"),
 )
 CHUNK = 1 << 16
-HEAD = 4096
+# An XML part of any name begins so; the last two are UTF-16 without its mark.
+XML = (b"<", b"\xef\xbb\xbf<", b"\xff\xfe<", b"\xfe\xff\0<", b"<\0", b"\0<")
+MACROS = "vbaProject.bin"  # the one part that is not even looked at
 
 # What a part of a workbook may unpack to.
 SIZE_MAX = 1 << 30
@@ -136,7 +139,7 @@ def refuse_bombs(path: Path) -> None:
             for part in archive.infolist():
                 _refuse_locked(path, bool(part.flag_bits & 1))
                 _refuse_bomb(path, part)
-                if part.filename.endswith((".xml", ".rels")):
+                if not part.filename.endswith(MACROS):
                     _refuse_entities(path, part.filename, archive)
     except SheetError:
         raise
@@ -173,11 +176,17 @@ def _refuse_bomb(path: Path, part: zipfile.ZipInfo) -> None:
 
 
 def _refuse_entities(path: Path, part: str, archive: zipfile.ZipFile) -> None:
-    """Raises SheetError for a document type: entities in it can grow without bounds."""
-    with archive.open(part) as file:
-        head = file.read(HEAD)
-    text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1", "replace")
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+    """Raises SheetError for a document type: entities in it can grow without bounds.
+
+    It can only stand before the first element, behind comments of any length.
+    """
+    is_at_root = False
+
+    def begin(*_: object) -> None:
+        nonlocal is_at_root
+        is_at_root = True
+
+    def refuse(*_: object) -> None:
         raise SheetError(
             f"{path.name} cannot be read as a workbook: its part {part} has a document type of its"
             " own (<!DOCTYPE …>), which no spreadsheet program writes and which can grow without"
@@ -185,6 +194,23 @@ def _refuse_entities(path: Path, part: str, archive: zipfile.ZipFile) -> None:
             path=str(path),
             part=part,
         )
+
+    parser = ParserCreate()
+    parser.StartElementHandler = begin
+    parser.StartDoctypeDeclHandler = refuse
+    with archive.open(part) as file:
+        chunk = file.read(CHUNK)
+        if not chunk.lstrip().startswith(XML):
+            return
+        try:
+            while chunk and not is_at_root:
+                parser.Parse(chunk)
+                chunk = file.read(CHUNK)
+        except ExpatError:
+            # What is damaged is told by whoever reads the part. A document type in a form
+            # that this parser does not know is refused all the same.
+            if b"<!DOCTYPE" in chunk.replace(b"\0", b""):
+                refuse()
 
 
 def _check(path: Path, codec: str, words: str) -> None:
