@@ -263,8 +263,8 @@ class StoreContract:
         assert store.put_rows([in_sheet(2, {"prompt": "fox 1"}, key="k", row=9)], {}).existing == 1
         assert store.job(1).row == 9
         assert list(store.sheet_jobs("b", "s")) == [array("q", [n]) for n in (9, 1, 0)]
-        store.leave_rows([1])
-        store.leave_rows([1])
+        store.leave_rows([1], "b", "s")
+        store.leave_rows([1], "b", "s")
         assert store.job(1).row is None
         assert [e.type for e in store.events()] == ["job.queued", "job.row_gone"]
         assert not store.sheet_jobs("b", "s").rows
@@ -274,6 +274,35 @@ class StoreContract:
         added = store.put_rows([in_sheet(2, {"prompt": "owl"}, key="k", row=4)], {})
         assert (added.conflicts, added.new, added.changed) == (1, 0, 0)
         assert (store.job(1).payload, store.job(1).row) == ({"prompt": "fox 1"}, 3)
+
+    def test_what_others_want_too_is_neither_changed_nor_cancelled(self, store) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        other = in_sheet(2, {"prompt": "fox 1"}, key="k", row=8)._replace(source="t", batch="c")
+        assert store.put_rows([other], {}).existing == 1
+        assert (store.shared({1, 2}), store.rows_shared_by({"t"})) == ({1}, {1: 8})
+        assert list(store.sheet_jobs("b", "s")) == [array("q", [n]) for n in (3, 1, 3)]
+        assert list(store.sheet_jobs("c", "t")) == [array("q", [n]) for n in (8, 1, 3)]
+        added = store.put_rows([in_sheet(3, {"prompt": "owl"}, key="new", row=3)], {(3, 0): 1})
+        assert (added.new, added.beside, added.changed) == (1, 1, 0)
+        assert store.cancel_left([1]) == 0
+        assert list(store.sheet_jobs("c", "t")) == [array("q", [n]) for n in (8, 1, 1)]
+        store.leave_rows([1], "c", "t")
+        assert (store.shared({1}), store.cancel_left([1, 2])) == (set(), 1)
+        assert [job.status for job in store.jobs(ALL)] == ["cancelled", "queued"]
+        store.prune_these([1])
+        assert store.verify_counts() == {}
+
+    def test_a_pruned_job_is_wanted_by_nobody(self, store) -> None:
+        store.put([a_job(1, key="k")])
+        store.put_rows([in_sheet(2, {"prompt": "fox 1"}, key="k", row=3)], {})
+        store.transition(ALL, "cancel")
+        store.prune_these([1])
+        assert store.rows_shared_by({"s"}) == {}
+
+    def test_a_setting_is_changed_from_what_it_is(self, store) -> None:
+        for total in (1, 3):
+            assert store.change_setting("n", lambda n, more=total: (n or 0) + more) in (1, 4)
+        assert store.setting("n") == 4
 
     def test_rows_put_again_after_an_unknown_commit_change_nothing(self, store) -> None:
         store.put_rows([in_sheet(1, key="old", row=3)], {})

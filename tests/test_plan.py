@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vqkit import Queue
+from vqkit import plan as plan_module
 from vqkit.errors import SheetError, UsageError
 from vqkit.estimate import estimate
 from vqkit.job import Account
@@ -368,6 +369,123 @@ def test_whatever_is_edited_every_row_has_its_job_and_no_job_is_lost(
             assert standing == dict(enumerate(rows, 2))
             again = q.plan(path)
             assert (again.jobs, again.same, again.gone) == (0, len(rows), 0)
+
+
+# --- Two sheets
+
+
+def test_two_files_of_one_name_put_at_once_are_two_sources(
+    q: Queue, sheet: Sheet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monday = sheet([["a", 1]], name="monday/prompts.csv")
+    tuesday = sheet([["b", 2]], name="tuesday/prompts.csv")
+    look = plan_module._scope
+
+    def meanwhile(*args: Any) -> Any:
+        monkeypatch.setattr(plan_module, "_scope", look)
+        q.load(tuesday)  # as another process may, between two looks at the database
+        return look(*args)
+
+    monkeypatch.setattr(plan_module, "_scope", meanwhile)
+    q.load(monday)
+    assert {job.source for job in q.jobs()} == {"prompts.csv", "tuesday/prompts.csv"}
+    assert (q.plan(monday).gone, q.plan(tuesday).gone) == (0, 0)
+
+
+def test_a_plan_whose_name_another_file_got_meanwhile_is_refused(q: Queue, sheet: Sheet) -> None:
+    plans = [q.plan(sheet([[day, 1]], name=f"{day}/prompts.csv")) for day in ("monday", "tuesday")]
+    plans[0].put()
+    with pytest.raises(SheetError, match=r"prompts.csv is now the name of another file, which was"):
+        plans[1].put()
+    assert prompts(q) == ["monday"]
+    assert q.plan(plans[1]._table.path).put().new == 1
+    assert {job.batch for job in q.jobs()} == {"prompts.csv", "tuesday/prompts.csv"}
+
+
+def test_a_job_of_two_sheets_is_cancelled_when_neither_has_it(q: Queue, sheet: Sheet) -> None:
+    q.load(sheet([["fox", 1], ["owl", 1]], name="a.csv"))
+    q.load(sheet([["fox", 1], ["cat", 1]], name="b.csv"))
+    plan = q.plan(sheet([["owl", 1]], name="a.csv"))
+    assert (plan.same, plan.gone, plan.gone_waiting, plan.gone_elsewhere) == (1, 0, 0, 1)
+    assert "1 no longer here, but another sheet has it too" in str(plan)
+    plan.put(cancel_gone=True)
+    assert prompts(q, status="queued") == ["fox", "owl", "cat"]
+    plan = q.plan(sheet([["cat", 1]], name="b.csv"))
+    assert (plan.same, plan.gone, plan.gone_waiting, plan.gone_elsewhere) == (1, 1, 1, 0)
+    plan.put(cancel_gone=True)
+    assert prompts(q, status="cancelled") == ["fox"]
+
+
+def test_a_sheet_that_came_second_lets_go_of_a_job_without_a_word_to_the_first(
+    q: Queue, sheet: Sheet
+) -> None:
+    first = sheet([["fox", 1], ["owl", 1]], name="a.csv")
+    q.load(first)
+    q.load(sheet([["fox", 1], ["owl", 1]], name="b.csv"))  # not one job of its own
+    plan = q.plan(sheet([["owl", 1]], name="b.csv"))
+    assert (plan.same, plan.gone, plan.gone_elsewhere) == (1, 0, 1)
+    plan.put(cancel_gone=True)
+    assert q.plan(first).same_by_status == {"queued": 2}
+    q.plan(sheet([["owl", 1]], name="a.csv")).put(cancel_gone=True)
+    assert prompts(q, status="cancelled") == ["fox"]
+
+
+@pytest.mark.parametrize("edited", ["a.csv", "b.csv"])
+@pytest.mark.parametrize("header", [("prompt", "n"), ("prompt", "key")])
+def test_a_row_that_two_sheets_have_is_changed_in_one_of_them(
+    q: Queue, sheet: Sheet, edited: str, header: tuple[str, str]
+) -> None:
+    rows = [["fox", 1], ["owl", 2]]
+    for name in ("a.csv", "b.csv"):
+        q.load(sheet(rows, name=name, header=header))
+    other = q.plan(sheet(rows, name="b.csv" if edited == "a.csv" else "a.csv", header=header))
+    rows[0] = ["red fox", 3 if edited == "b.csv" else 1]
+    plan = q.plan(sheet(rows, name=edited, header=header))
+    assert (plan.changed, plan.beside, plan.beside_waiting, plan.same) == (1, 1, 0, 1)
+    assert plan.put(cancel_gone=True).new == 1
+    assert prompts(q, status="queued") == ["fox", "owl", "red fox"]
+    again = q.plan(other._table.path)
+    assert (again.jobs, again.same, again.gone) == (0, 2, 0)
+    again = q.plan(plan._table.path)
+    assert (again.jobs, again.same, again.gone) == (0, 2, 0)
+
+
+def test_a_job_put_by_hand_too_is_not_cancelled_with_its_row(q: Queue, sheet: Sheet) -> None:
+    q.put({"prompt": "bee", "n": "1"})
+    q.load(sheet([["fox", 1], ["owl", 1], ["bee", 1]]))
+    q.put({"prompt": "fox", "n": "1"})
+    q.plan(sheet([["owl", 1]])).put(cancel_gone=True)
+    assert prompts(q, status="queued") == ["bee", "fox", "owl"]
+
+
+ROWS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(versions=st.lists(st.tuples(st.booleans(), ROWS, st.booleans()), min_size=2, max_size=7))
+def test_whatever_becomes_of_one_sheet_the_other_has_its_jobs(
+    tmp_path_factory: pytest.TempPathFactory, versions: list[tuple[bool, list[str], bool]]
+) -> None:
+    folder = tmp_path_factory.mktemp("two")
+    there: dict[str, list[str]] = {}
+    with Queue(folder / "q.db") as q:
+        for is_first, rows, is_finished in versions:
+            name, other = ("a.csv", "b.csv") if is_first else ("b.csv", "a.csv")
+            before = q.plan(folder / other) if other in there else None
+            (folder / name).write_text("\n".join(["prompt", *rows]) + "\n")
+            there[name] = rows
+            q.plan(folder / name).put(cancel_gone=True)
+            again = q.plan(folder / name)
+            found = (again.jobs, again.same, again.gone, again.gone_elsewhere)
+            assert found == (0, len(rows), 0, 0)
+            if before is not None:
+                after = q.plan(folder / other)
+                assert (after.jobs, after.same, after.gone) == (0, len(there[other]), 0)
+                assert after.same_by_status == before.same_by_status
+            if is_finished:
+                finish(q)
 
 
 # --- put does what was shown

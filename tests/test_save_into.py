@@ -189,10 +189,120 @@ def test_rows_that_moved_are_found_and_rows_that_were_edited_get_nothing(q, book
     assert saved.jobs == 3
     assert saved.notes == (
         "Rows moved since they were put, found by what they hold: 2, 3.",
-        "Rows edited since they were put, so that no result is theirs: 4.",
-        "Rows that were never put: 7.",
-        "Jobs whose row is not there any more: 3, 5.",
+        "Rows that hold something else than was put from there, so no result: 4.",
+        "Rows for which, as they are now, no job was put: 7.",
+        "Jobs whose row, as it was put, is not there any more: 3, 5.",
     )
+
+
+def sheet_of(path, *rows):
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+    return path
+
+
+def say_seed(job):
+    with job.output(".txt") as path:
+        path.write_text(f"{job.payload['prompt']} {job.seed}")
+
+
+def texts_beside(saved, tmp_path):
+    """What the file that is linked beside each row says; None where there is none."""
+    header, *rows = rows_of(saved, "Sheet")
+    at = [cell.value for cell in header].index("file")
+    links = [row[at].hyperlink for row in rows]
+    return [(tmp_path / link.target).read_text() if link else None for link in links]
+
+
+@pytest.mark.parametrize("named", [("key", "seed"), ("seed",), ("n", "seed")])
+def test_rows_of_one_prompt_have_the_result_of_their_own_seed_wherever_they_stand(tmp_path, named):
+    cells = {"key": ["k1", "k2", "k3"], "seed": [1, 2, 3], "n": ["same"] * 3}
+    rows = [list(row) for row in zip(["fox", "fox", "owl"], *map(cells.get, named), strict=True)]
+    with Queue(tmp_path / "q.db") as q:
+        path = sheet_of(tmp_path / "p.xlsx", ["prompt", *named], *rows)
+        q.load(path, provider="say_seed")  # what the rows leave open
+        q.run(say_seed)
+        for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0], [1, 2, 0]):
+            sheet_of(path, ["prompt", *named], *(rows[at] for at in order))
+            saved = q.save_into(path, tmp_path / "out.xlsx")
+            assert texts_beside(saved, tmp_path) == [
+                f"{rows[at][0]} {rows[at][-1]}" for at in order
+            ]
+
+
+def test_a_row_whose_seed_was_edited_has_no_result(tmp_path):
+    with Queue(tmp_path / "q.db") as q:
+        header = ["key", "prompt", "seed"]
+        path = sheet_of(tmp_path / "p.xlsx", header, ["k1", "fox", 1], ["k2", "fox", 2])
+        q.load(path)
+        q.run(say_seed)
+        sheet_of(path, header, ["k1", "fox", 7], ["k2", "fox", 2])
+        saved = q.save_into(path, tmp_path / "out.xlsx")
+        assert texts_beside(saved, tmp_path) == [None, "fox 2"]
+        assert saved.notes[0] == (
+            "Rows that hold something else than was put from there, so no result: 2."
+        )
+
+
+def test_equal_rows_are_told_apart_by_their_order_and_by_how_many_samples_they_ask(tmp_path):
+    header = ["prompt", "samples", "note"]
+    rows = [["fox", 2, None], ["fox", 3, None], ["fox", 1, None]]
+    with Queue(tmp_path / "q.db") as q:
+        q.load(sheet_of(tmp_path / "p.xlsx", header, *rows))
+        path = sheet_of(tmp_path / "p.xlsx", header, rows[1], rows[2], rows[0])
+        saved = values_of(q.save_into(path, tmp_path / "out.xlsx"), "Sheet")
+        assert [row[3] for row in saved[1:]] == ["queued"] * 3
+        q.cancel(1, 2)  # the two of the first row
+        saved = values_of(q.save_into(path, tmp_path / "out.xlsx"), "Sheet")
+        assert [row[3] for row in saved[1:]] == ["queued", "queued", "cancelled"]
+
+
+def test_a_hidden_row_takes_no_result_from_an_equal_one_that_was_put(tmp_path):
+    path = sheet_of(tmp_path / "p.xlsx", ["prompt"], ["fox"], ["fox"], ["owl"])
+    book = openpyxl.load_workbook(path)
+    book.active.row_dimensions[2].hidden = True
+    book.save(path)
+    with Queue(tmp_path / "q.db") as q:
+        q.load(path)
+        saved = q.save_into(path, tmp_path / "out.xlsx")
+    assert [row[1] for row in values_of(saved, "Sheet")[1:]] == [None, "queued", "queued"]
+    assert saved.notes == ("Rows for which, as they are now, no job was put: 2.",)
+
+
+def test_a_row_whose_job_another_sheet_put_first_has_its_result_too(tmp_path):
+    first = sheet_of(tmp_path / "a.xlsx", ["prompt"], ["owl"], ["fox"])
+    second = sheet_of(tmp_path / "b.xlsx", ["prompt"], ["fox"], ["cat"])
+    with Queue(tmp_path / "q.db") as q:
+        q.load(first)
+        q.load(second)
+        q.run(lambda job: None)
+        for path in (first, second):
+            saved = q.save_into(path, tmp_path / "out.xlsx")
+            assert [row[1] for row in values_of(saved, "Sheet")[1:]] == ["completed"] * 2
+            assert saved.notes == ()
+
+
+def test_the_columns_of_the_load_are_remembered(tmp_path):
+    header, row = ["Prompt", "n", None], ["fox", 1, "stray"]
+    path = sheet_of(tmp_path / "p.xlsx", header, row)
+    with Queue(tmp_path / "q.db") as q:
+        for columns in (["Prompt"], {"Prompt": "prompt", "n": None}):
+            q.load(path, columns=columns)
+            saved = q.save_into(path, tmp_path / "out.xlsx")
+            assert "queued" in values_of(saved, "Sheet")[1]
+            assert not [note for note in saved.notes if note.startswith("Rows")]
+
+
+def test_results_are_never_replaced_by_none(tmp_path):
+    path = sheet_of(tmp_path / "p.xlsx", ["prompt", "n"], ["fox", 1])
+    with Queue(tmp_path / "q.db") as q:
+        q.load(path)
+        before = q.save_into(path, tmp_path / "out.xlsx").path.read_bytes()
+        with pytest.raises(UsageError, match=r"no row of p\.xlsx holds what one of its 1 jobs was"):
+            q.save_into(path, tmp_path / "out.xlsx", columns=["prompt"])
+        assert (tmp_path / "out.xlsx").read_bytes() == before
 
 
 def test_hidden_rows_have_their_results_where_they_were_asked_for(tmp_path, book):

@@ -253,6 +253,18 @@ def test_a_queue_of_an_older_version_knows_the_models_of_its_jobs(path: Path) ->
         assert [job.model for job in store.jobs(JobFilter())] == [row[0] for row in found]
 
 
+def test_a_queue_of_an_older_version_learns_from_now_on_who_shares_a_job(path: Path) -> None:
+    with contextlib.closing(SqliteStore(path)) as store:
+        store.put([a_job(1, key="k", source="s", row=2, batch="s")])
+    with foreign(path) as db:
+        db.executescript(
+            "DROP TABLE shared_rows;DELETE FROM _sqlite_migrations WHERE name = 'm004_shared_rows'"
+        )
+    with contextlib.closing(SqliteStore(path)) as store:
+        store.put_rows([a_job(1, key="k", source="t", row=5, batch="t")._replace(id="x")], {})
+        assert store.rows_shared_by({"t"}) == {1: 5}
+
+
 @pytest.mark.parametrize("readonly", [False, True])
 @pytest.mark.parametrize(
     ("make", "error", "says"),

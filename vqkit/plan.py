@@ -13,9 +13,11 @@ import tempfile
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from itertools import count as numbers_from
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,7 +31,6 @@ from .job import Added, Job, JobSpec, RowProblem
 from .notebook.counting import counted
 from .snapshot import duration_text
 from .store.base import (
-    JobFilter,
     SheetJobs,
     differs,
     is_begun_otherwise,
@@ -50,12 +51,15 @@ PROBLEMS_KEPT = 20  # of each kind
 PROBLEMS_SHOWN = 10
 ROWS_SHOWN = 8
 SPOOL_BYTES = 8 << 20
-SOURCES = "sources"  # the setting {source: [path as seen from the queue, sheet]}
+# The setting {source: [path as seen from the queue, sheet, columns= of the last put]}; what an
+# older version kept has no columns.
+SOURCES = "sources"
 UNMET, MET = 1, 2
 DIGITS = 10**15
 CELL_MAX = 32_767  # the most characters Excel keeps in a cell
 
 Item: TypeAlias = "JobSpec | RowProblem"
+Place: TypeAlias = "list[Any]"  # path, sheet
 
 
 @dataclass(slots=True)
@@ -129,7 +133,8 @@ class Plan:
     """What a source would put, in counts, and `put` to do exactly that.
 
     `new` and `changed` are jobs that `put` adds or changes, `same` are there already, `gone`
-    were put from this source and their rows are no longer in it: they are kept. `rows` is
+    were put from this source and their rows are no longer in it: they are kept. Not gone, but
+    `gone_elsewhere`, are those that other sheets have too. `rows` is
     how many rows run, `skipped` how many do not by kind of reason, `problems` the first of
     each kind. `columns` say what each column is taken for, `estimate` what it costs and how
     long it takes.
@@ -142,6 +147,7 @@ class Plan:
         self.in_place = 0
         self.beside = 0
         self.gone_waiting = self.beside_waiting = 0
+        self.gone_elsewhere = 0
         self.repeated = 0
         self.same_by_status: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
@@ -171,8 +177,8 @@ class Plan:
         """Puts what the plan shows, and says what that did. Again, it adds nothing.
 
         With `cancel_gone` the jobs whose rows are gone, and those that a changed row had
-        before, are cancelled where they are not finished. Raises SheetError where the source
-        is not what the plan saw; then nothing is put.
+        before, are cancelled where they are not finished and no other sheet has them. Raises
+        SheetError where the source is not what the plan saw; then nothing is put.
         """
         queue, table = self._queue, self._table
         if table.path is not None and _fingerprint(table.path) != self._fingerprint:
@@ -184,16 +190,15 @@ class Plan:
         if table.path is None and self._spool is None:
             for _ in self._checked():
                 pass  # rows in memory are compared to the last one before the first is put
+        _claim(queue, table, self.source)
         rows = counted(self._checked(), f"{self.source} put", len(self._digests))
         added = queue._put_specs(rows, self.batch, has_ids=False, earlier=self._earlier)
-        gone = self._gone.tolist()
-        queue._write(lambda store: store.leave_rows(gone))
+        gone, batch = self._gone.tolist(), self.batch
+        if batch is not None:
+            queue._write(lambda store: store.leave_rows(gone, batch, self.source))
         if cancel_gone:
             olds = (*gone, *self._earlier.values(), *self._replaced)
-            chosen = JobFilter(numbers=olds)  # one that took its row's new text has a row still
-            left = [job for job in queue._read(lambda s: s.jobs(chosen)) if job.row is None]
-            if left:
-                queue.cancel(*left)
+            queue._write(lambda store: store.cancel_left(olds))
         return replace(added, gone=self.gone)
 
     def _items(self) -> Iterable[Item]:
@@ -273,6 +278,15 @@ class Plan:
                     " put(cancel_gone=True) cancels them"
                 )
             told.append(("gone", text))
+        if n := self.gone_elsewhere:
+            one = n == 1
+            told.append(
+                (
+                    "shared",
+                    f"{n:,} no longer here, but another sheet has {'it' if one else 'them'} too:"
+                    f" {'it goes' if one else 'they go'} on for that one",
+                )
+            )
         told += [("cost", self._cost_text()), ("time", self._time_text())]
         return told
 
@@ -446,12 +460,13 @@ def make(
 
 def load(queue: Putting, table: Table, defaults: dict[str, Any]) -> Added:
     """A plan and its `put` in one; a source that is put for the first time is read once."""
+    if table.path is not None:
+        table.source = _claim(queue, table)
     defaults = _named(queue, table, defaults)
     scope = _scope(queue, defaults["batch"], table.source)
     if scope is not None and len(scope.rows):
         return make(queue, table, defaults).put()
     rows = intake.specs(table, **defaults)
-    _remember(queue, table)
     # Of a million rows the ids would take 100 MB.
     return queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={})
 
@@ -511,8 +526,12 @@ class _Comparison:
         if not jobs:
             return
         known = self._known([job.key or "" for job in jobs])
+        numbers = {found.number for found in known.values()}
+        shared = self._queue._read(lambda s: s.shared(numbers))
         begun = [
-            job for job in jobs if job.key in known and is_begun_otherwise(known[job.key], job)
+            job
+            for job in jobs
+            if job.key in known and is_begun_otherwise(known[job.key], job, shared)
         ]
         versions = self._known([versioned(job) for job in begun])
         for job in jobs:
@@ -521,11 +540,11 @@ class _Comparison:
                 self._see_new(job)
             elif is_stranger(found, job) and found.payload_hash != job.payload_hash:
                 self.skip(_taken(job, found))
-            elif is_begun_otherwise(found, job):
+            elif is_begun_otherwise(found, job, shared):
                 version = versions.get(versioned(job))
                 if version is None:
                     self._meet(found)
-                    self._changed(job, found)
+                    self._put_beside(job, found, is_shared=found.number in shared)
                 else:
                     self._same(version)
             elif (
@@ -534,7 +553,8 @@ class _Comparison:
                 and differs(found, job, self._now_ms)
             ):
                 self._meet(found)
-                self._changed(job, found)
+                self._changed(job)
+                self._plan.in_place += 1
             else:
                 self._same(found)
 
@@ -554,19 +574,19 @@ class _Comparison:
             self._is_met[found.number] = MET
             self._anchor = found.number
             row = found.row or 0
-            self._is_in_order &= row >= self._last_row
-            self._last_row = row
+            if (found.source, found.batch) == (self._plan.source, self._plan.batch):
+                self._is_in_order &= row >= self._last_row
+                self._last_row = row
 
-    def _changed(self, job: Job, found: Job) -> None:
-        plan = self._plan
-        plan.changed += 1
-        _note(plan.changed_rows, job.row)
-        if is_untouched(found):
-            plan.in_place += 1
-        else:
-            plan.beside += 1
-            plan.beside_waiting += not found.is_terminal
-            plan._replaced.append(found.number)
+    def _put_beside(self, job: Job, found: Job, *, is_shared: bool) -> None:
+        self._changed(job)
+        self._plan.beside += 1
+        self._plan.beside_waiting += not (found.is_terminal or is_shared)
+        self._plan._replaced.append(found.number)
+
+    def _changed(self, job: Job) -> None:
+        self._plan.changed += 1
+        _note(self._plan.changed_rows, job.row)
         self._count((job.provider, job.pinned_account))
 
     def _see_new(self, job: Job) -> None:
@@ -629,7 +649,9 @@ class _Comparison:
             plan.beside_waiting += state == 1
         for number, state in zip(scope.numbers, scope.states, strict=True):
             if self._is_met[number] == UNMET:
-                plan.gone += 1
+                is_shared = state & 3 == 3
+                plan.gone_elsewhere += is_shared
+                plan.gone += not is_shared
                 plan.gone_waiting += state & 3 < 2
                 plan._gone.append(number)
 
@@ -678,50 +700,72 @@ def _scope(queue: Putting, batch: str | None, source: str) -> SheetJobs | None:
 def _named(queue: Putting, table: Table, defaults: dict[str, Any]) -> dict[str, Any]:
     """Names the source so that another file of the same name is not taken for it.
 
-    And the batch after it, unless the user has.
+    And the batch after it, unless the user has. Nothing is kept of that until it is put.
     """
     if table.path is not None:
-        name = known_source(queue, table)
-        if name is None:
-            known = queue._read(lambda store: store.setting(SOURCES, {}))
-            mine = _place(queue, table)
-            name = table.source
-            if known.get(name, mine) != mine:
-                name = f"{table.path.absolute().parent.name}/{name}"
-            n = 1
-            while known.get(name, mine) != mine:
-                n += 1
-                name = f"{table.source} ({n})"
-        table.source = name
-        return {**defaults, "batch": defaults["batch"] or name}
+        known = queue._read(lambda store: store.setting(SOURCES, {}))
+        table.source = _name_of(table, _place(queue, table.path, table.sheet), known)
+        return {**defaults, "batch": defaults["batch"] or table.source}
     return defaults
 
 
-def known_source(queue: Looking, table: Table) -> str | None:
-    """What the jobs of this file and sheet name as their source; None if it was never put."""
-    if table.path is None:
-        return None
-    known = queue._read(lambda store: store.setting(SOURCES, {}))
-    mine = _place(queue, table)
-    return next((name for name, place in known.items() if place == mine), None)
-
-
-def _place(queue: Looking, table: Table) -> list[str | None]:
+def _name_of(table: Table, mine: Place, known: Mapping[str, Any]) -> str:
+    """What this file and sheet are known by, or the first name that is free."""
     assert table.path is not None
-    path = table.path.absolute()
+    name = table.source
+    names = chain(
+        (name, f"{table.path.absolute().parent.name}/{name}"),
+        (f"{name} ({n})" for n in numbers_from(2)),
+    )
+    old = next((name for name, place in known.items() if place[:2] == mine), None)
+    return old or next(name for name in names if name not in known)
+
+
+def _claim(queue: Putting, table: Table, planned: str | None = None) -> str:
+    """Names the source for good, with the columns that were asked for; returns its name.
+
+    In one transaction: of two files of one name, put at once, only one gets it. Raises
+    SheetError if the name is not the `planned` one any more.
+    """
+    if table.path is None:
+        return table.source
+    mine = _place(queue, table.path, table.sheet)
+    name = ""
+
+    def claim(known: dict[str, Any] | None) -> dict[str, Any]:
+        nonlocal name
+        name = _name_of(table, mine, known or {})
+        if planned not in (None, name):
+            raise SheetError(
+                f"{planned} is now the name of another file, which was put since this plan was"
+                f" made, and nothing was put; look at a new one: q.plan({str(table.path)!r})",
+                source=planned,
+            )
+        return {**(known or {}), name: [*mine, table.asked]}
+
+    queue._write(lambda store: store.change_setting(SOURCES, claim))
+    return name
+
+
+def known_source(
+    queue: Looking, path: Path, sheet: str | None
+) -> tuple[str | None, list[str] | dict[str, str | None] | None]:
+    """What the jobs of this file and sheet name as their source, and the columns they took.
+
+    (None, None) if it was never put.
+    """
+    known = queue._read(lambda store: store.setting(SOURCES, {}))
+    mine = _place(queue, path, sheet)
+    found = ((name, place) for name, place in known.items() if place[:2] == mine)
+    name, place = next(found, (None, mine))
+    return name, place[2] if len(place) > 2 else None
+
+
+def _place(queue: Looking, path: Path, sheet: str | None) -> Place:
+    path = path.absolute()
     with suppress(ValueError):  # on another drive
         path = Path(os.path.relpath(path, queue.path.parent))
-    return [path.as_posix(), table.sheet]
-
-
-def _remember(queue: Putting, table: Table) -> None:
-    if table.path is None:
-        return
-    mine = _place(queue, table)
-    known = queue._read(lambda store: store.setting(SOURCES, {}))
-    if known.get(table.source) != mine:
-        kept = {**known, table.source: mine}
-        queue._write(lambda store: store.set_setting(SOURCES, kept))
+    return [path.as_posix(), sheet]
 
 
 def _estimate(

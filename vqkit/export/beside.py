@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .. import codec, intake
 from ..errors import PayloadError, SheetError, UsageError
 from ..intake.settings import SETTINGS
-from ..job import Job
+from ..job import Job, JobSpec, content_key
 from ..plan import known_source
 from .target import Changes, Saved, replacing, target_of
 from .workbook import LINKS, Link, add_columns
@@ -29,6 +29,8 @@ FILES = 20  # columns for the files of one row
 ROWS_TOLD = 5
 CUT = "longer than a cell can be, and cut; q.job(…).error has the whole text"
 ADDRESS = 2079  # characters that Excel takes in a link
+# The key of a row that was given none, and which of the equal rows it is.
+CONTENT = re.compile("(content:[0-9a-f]{32})(?:#([0-9]+))?")
 # In a link's address as in Excel's own: letters of any script stay, these are escaped.
 UNSAFE = re.compile('[\x00-\x20"#%<>?\\\\^`{|}\x7f]')
 
@@ -50,6 +52,35 @@ class _Match:
     notes: list[str]
 
 
+@dataclass
+class _Group:
+    """The jobs that were put for one row, `samples` of them."""
+
+    jobs: list[Standing] = field(default_factory=list)
+
+    @property
+    def row(self) -> int | None:
+        """Where the row stood last."""
+        return self.jobs[0].job.row
+
+    @property
+    def lane(self) -> Lane:
+        """The provider and the account that they name."""
+        return self.jobs[0].job.provider, self.jobs[0].job.pinned_account
+
+    def fits(self, spec: JobSpec) -> bool:
+        """Whether they were put with all that the row names."""
+        job = self.jobs[0].job
+        found = (job.provider, job.pinned_account, job.seed - job.sample)
+        wanted = (spec.provider, spec.account, spec.seed)
+        return all(want in (None, have) for want, have in zip(wanted, found, strict=True))
+
+
+Lane: TypeAlias = "tuple[str | None, str | None]"
+# {payload's hash: {key without what tells equal rows apart: their jobs, in the rows' order}}
+_Groups: TypeAlias = "dict[str, dict[str, list[_Group]]]"
+
+
 def save_into(
     queue: Looking,
     source: str | os.PathLike[str],
@@ -61,8 +92,10 @@ def save_into(
 ) -> Saved:
     """See `Queue.save_into`. A row and a job belong together if they hold the same.
 
-    So rows may have been sorted or moved; one that was edited has no job any more. Raises
-    UsageError if no job came from this file, SheetError if it cannot be read.
+    Payload, key, seed, provider and account count, wherever the row stands; equal rows are told
+    apart by their order. So rows may have been sorted or moved; one that was edited has no job
+    any more. Raises UsageError if no job came from this file or none has a row in it, SheetError
+    if it cannot be read.
     """
     origin = Path(source).expanduser().resolve()
     if origin.suffix.lower() not in WORKBOOKS:
@@ -78,18 +111,24 @@ def save_into(
             " overwrite=True (on the command line --overwrite)."
         )
     # Rows that are hidden now may have been put all the same.
+    known, loaded = known_source(queue, origin, intake.sheet_of(origin, sheet))
+    columns = loaded if columns is None else columns
     table = intake.read(origin, sheet=sheet, columns=columns, hidden=True)
     if table.sheet is None:
         raise SheetError(f"{origin.name} has no sheet that results could be added to")
-    known = known_source(queue, table)
-    sources = {table.source, table.name} if known is None else {known}
-    jobs = [s for s in map(Standing._make, queue._standings()) if s.job.source in sources]
+    jobs = _jobs_of(queue, {table.source, table.name} if known is None else {known})
     if not jobs:
         raise UsageError(
             f"no job of this queue came from {table.source}; it was renamed, or its rows were put"
             " in another way. q.save(…) saves all jobs, whatever they came from."
         )
     match = _matched(table, jobs)
+    if not match.rows:
+        raise UsageError(
+            f"no row of {table.source} holds what one of its {len(jobs):,} jobs was put with, so"
+            " there is nothing to save beside it and nothing was written. If the columns were"
+            " renamed, or put with columns=…, say columns=… here too; q.save(…) saves all jobs."
+        )
     changes = Changes()
     file_columns = min(FILES, max([1, *map(_count_files, match.rows.values())]))
     names = ["status", "file", *(f"file {n}" for n in range(2, file_columns + 1)), "cost", "error"]
@@ -110,58 +149,129 @@ def save_into(
     return Saved(target, written, tuple(changes.first), counts, tuple(match.notes))
 
 
+def _jobs_of(queue: Looking, sources: set[str]) -> list[Standing]:
+    """The jobs of these sources, also those that another source put first."""
+    shared = queue._read(lambda store: store.rows_shared_by(sources))
+    jobs = []
+    for standing in map(Standing._make, queue._standings()):
+        job = standing.job
+        if job.source in sources and (job.row is not None or job.number not in shared):
+            jobs.append(standing)
+        elif job.number in shared:
+            jobs.append(standing._replace(job=job._replace(row=shared[job.number])))
+    return jobs
+
+
 def _matched(table: intake.Table, jobs: Sequence[Standing]) -> _Match:
     """Gives each row the jobs that were put for it, by what both hold."""
     used = {name for standing in jobs for name in standing.job.payload}
-    left: dict[str, dict[int, list[Standing]]] = defaultdict(lambda: defaultdict(list))
-    for standing in jobs:
-        left[standing.job.payload_hash][standing.job.row or 0].append(standing)
-    contents: dict[int, str] = {}
+    groups = _grouped(jobs)
+    lanes = {
+        payload_hash: {equals[0].lane for equals in named.values()}
+        for payload_hash, named in groups.items()
+    }
     numbers: list[int] = []
+    equal: dict[tuple[str, str], dict[int, int | None]] = defaultdict(dict)
     for item in table:
         number = item.number if isinstance(item, intake.Row) else item.row
         numbers.append(number)
-        if isinstance(item, intake.Row):
-            contents[number] = _content(item, used)
-    rows = {
-        number: left[content].pop(number)
-        for number, content in contents.items()
-        if number in left.get(content, ())
-    }
-    moved = []
-    for number, content in contents.items():
-        if number not in rows and left.get(content):
-            rows[number] = left[content].pop(min(left[content]))
-            moved.append(number)
-    gone = sorted(
-        (number, standing.job.number)
-        for groups in left.values()
-        for number, group in groups.items()
-        for standing in group
-    )
-    edited = {number for number, _ in gone if number in contents and number not in rows}
-    new = [number for number in numbers if number not in rows and number not in edited]
-    notes = [
-        text.format(_listed(found))
-        for text, found in (
-            ("Rows moved since they were put, found by what they hold: {}.", moved),
-            ("Rows edited since they were put, so that no result is theirs: {}.", sorted(edited)),
-            ("Rows that were never put: {}.", new),
-            ("Jobs whose row is not there any more: {}.", [job for _, job in gone]),
-        )
-        if found
+        spec = _spec_of(item, used) if isinstance(item, intake.Row) else None
+        if isinstance(item, intake.Row) and spec is not None:
+            payload_hash = codec.content_hash(spec.payload)
+            named = groups.get(payload_hash, {})
+            if name := _name_of(spec, named, lanes.get(payload_hash, set())):
+                samples = spec.samples if "samples" in item.values else None
+                equal[payload_hash, name][number] = samples
+    found: dict[int, _Group] = {}
+    for (payload_hash, name), wanted in equal.items():
+        found |= _dealt(wanted, groups[payload_hash][name])
+    dealt = {id(group) for group in found.values()}
+    left = [
+        group
+        for named in groups.values()
+        for equals in named.values()
+        for group in equals
+        if id(group) not in dealt
     ]
-    if not rows:
-        notes.append("No row fits its job: if they were put with columns=…, say so here too.")
+    gone = sorted(s.job.number for group in left for s in group.jobs)
+    moved = [number for number, group in found.items() if number != group.row]
+    without = set(numbers) - found.keys()
+    others = sorted(without & {group.row for group in left})
+    new = sorted(without - set(others))
+    notes = [
+        text.format(_listed(listed))
+        for text, listed in (
+            ("Rows moved since they were put, found by what they hold: {}.", sorted(moved)),
+            ("Rows that hold something else than was put from there, so no result: {}.", others),
+            ("Rows for which, as they are now, no job was put: {}.", new),
+            ("Jobs whose row, as it was put, is not there any more: {}.", gone),
+        )
+        if listed
+    ]
+    rows = {number: found[number].jobs for number in numbers if number in found}
     return _Match(rows, min(numbers), notes)
 
 
-def _content(row: intake.Row, used: set[str]) -> str:
-    payload = {k: v for k, v in row.values.items() if k in used and k not in SETTINGS}
+def _spec_of(row: intake.Row, used: set[str]) -> JobSpec | None:
+    """What the row asks for, of the columns that jobs have; None where it could not be put."""
+    values = {k: v for k, v in row.values.items() if k in used or k in SETTINGS}
     try:
-        return codec.content_hash(payload)
-    except PayloadError:
-        return ""  # it could not be put, so no job is its
+        return intake.spec_of(row._replace(values=values), JobSpec({}))
+    except (PayloadError, UsageError):
+        return None
+
+
+def _name_of(spec: JobSpec, named: Mapping[str, list[_Group]], lanes: set[Lane]) -> str | None:
+    """The key that the jobs of such a row have; of several that might be, the newest."""
+    if spec.key is not None:
+        names = [spec.key]
+    else:  # what the row leaves open was said when it was put
+        names = [content_key(spec._replace(provider=p, account=a)) for p, a in lanes]
+    fitting = [name for name in names if name in named and named[name][0].fits(spec)]
+    return max(fitting, key=lambda name: _age(named[name][0]), default=None)
+
+
+def _grouped(jobs: Sequence[Standing]) -> _Groups:
+    found: dict[tuple[str, str], _Group] = defaultdict(_Group)
+    for standing in jobs:
+        job = standing.job
+        key = (job.key or "").removesuffix(f"@{job.payload_hash[:12]}")
+        if job.sample:
+            key = key.removesuffix(f"~{job.sample + 1}")
+        found[job.payload_hash, key].jobs.append(standing)
+    ordered = []
+    for (payload_hash, key), group in found.items():
+        content = CONTENT.fullmatch(key)
+        name, nth = (content[1], int(content[2] or 1)) if content else (key, 1)
+        ordered.append((group.row is None, nth, payload_hash, name, group))
+    groups: _Groups = defaultdict(lambda: defaultdict(list))
+    for _, _, payload_hash, name, group in sorted(ordered, key=lambda one: one[:2]):
+        groups[payload_hash][name].append(group)
+    return groups
+
+
+def _age(group: _Group) -> tuple[bool, int]:
+    return group.row is not None, group.jobs[0].job.number
+
+
+def _dealt(wanted: Mapping[int, int | None], groups: Sequence[_Group]) -> dict[int, _Group]:
+    """Which of the equal rows has which jobs: in order, and as many `samples` as it names.
+
+    Where there are more rows than were put (hidden ones, or new ones), those that stand where
+    a row was put come first.
+    """
+    there = {group.row for group in groups}
+    chosen = sorted(sorted(wanted, key=lambda number: number not in there)[: len(groups)])
+    left = deque(groups)
+    dealt = {}
+    for number in chosen:
+        samples = wanted[number]
+        at = 0
+        if samples is not None:
+            at = next((i for i, group in enumerate(left) if len(group.jobs) == samples), 0)
+        dealt[number] = left[at]
+        del left[at]
+    return dealt
 
 
 def _cells(

@@ -19,7 +19,7 @@ from .seen import Seen
 from .settings import spec_of, take
 from .table import Columns, Reading, Row, Table
 
-__all__ = ["Row", "Table", "read", "specs"]
+__all__ = ["Row", "Table", "read", "sheet_of", "spec_of", "specs"]
 
 READERS: dict[str, Callable[[Path], Reading]] = {
     ".csv": delimited.open_csv,
@@ -63,6 +63,14 @@ def read(
     if isinstance(source, Iterator):
         return Table(_once(source), columns, is_once=True)
     return Table(partial(frames.open_memory, source), columns)
+
+
+def sheet_of(path: Path, sheet: str | None = None) -> str | None:
+    """The title of the sheet that `read` reads; None for a file without sheets."""
+    reading = _open_file(path, Options(sheet, hidden=True))
+    for _ in reading.records:
+        break  # only rows that were begun close the file
+    return reading.sheet
 
 
 class Rows(Protocol):

@@ -85,7 +85,8 @@ class Reading:
 class Table:
     """Rows of a sheet, file, frame or iterable, read as they are asked for.
 
-    `path` is the file or folder (None for rows in memory), `name` its name, `sheet` a
+    `path` is the file or folder (None for rows in memory), `name` its name, `asked` the
+    `columns` that were asked for, `sheet` a
     workbook's sheet, `source` both as a job names them, `columns` the header as chosen,
     `notes` sentences on how it was read. Iterating gives a `Row` or a `RowProblem` for every
     row that is not blank; iterating again reads again, and raises SheetError where that is
@@ -101,6 +102,11 @@ class Table:
         is_once: bool = False,
     ) -> None:
         self.path = path
+        if isinstance(columns, str):
+            columns = [columns]
+        self.asked: list[str] | dict[str, str | None] | None = None
+        if columns is not None:
+            self.asked = dict(columns) if isinstance(columns, Mapping) else list(columns)
         self.is_once = is_once
         reading = reopen()
         ahead = list(islice(reading.records, AHEAD))
@@ -293,8 +299,6 @@ def _keys(records: Iterable[Record]) -> tuple[str, ...]:
 
 def _choose(columns: Columns, known: tuple[str, ...], source: str) -> dict[str, str]:
     """From column to payload name, as `columns=` asks. Raises SheetError for a name not known."""
-    if isinstance(columns, str):
-        columns = [columns]
     chosen: dict[str, str | None]
     if isinstance(columns, Mapping):  # renames what it names, and leaves out what it names None
         chosen = {**{name: name for name in known if name}, **columns}

@@ -10,7 +10,7 @@ transaction.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -42,6 +42,7 @@ __all__ = [
 PUT_CHUNK = 1000
 EXPIRE_CHUNK = 500
 DELETE_CHUNK = 500
+BY_YOU = {"reason": "by you"}
 
 
 class Store(PaidVerbs):
@@ -64,22 +65,46 @@ class Store(PaidVerbs):
         never begun takes what its row says now; beside one that has begun a new job is put,
         and the earlier job keeps its payload and loses its row. The same holds for a job of
         this sheet that has the same key. A job that is there as it is learns its new row;
-        a key that a job of another source has is a conflict.
+        a key that a job of another source has is a conflict where it holds something else,
+        and otherwise noted, so that the job is neither changed nor cancelled while both have it.
         """
         starts = range(0, len(jobs), PUT_CHUNK)
         return Added.of([self._put_chunk(jobs[at : at + PUT_CHUNK], earlier) for at in starts])
 
-    def leave_rows(self, numbers: Sequence[int]) -> None:
-        """Notes that the rows of these jobs are no longer in their sheet. The jobs stay."""
+    def leave_rows(self, numbers: Sequence[int], batch: str, source: str) -> None:
+        """Notes that the rows of these jobs are no longer in this sheet. The jobs stay."""
         for start in range(0, len(numbers), PUT_CHUNK):
             with self.transaction():
                 found = self._jobs_by_number(set(numbers[start : start + PUT_CHUNK]))
-                here = [job for job in found.values() if job.row is not None]
+                self._unshare(list(found), source, batch)
+                here = [
+                    job
+                    for job in found.values()
+                    if job.row is not None and (job.source, job.batch) == (source, batch)
+                ]
                 self._write_rows([(job.number, None) for job in here])
                 now_ms = self.clock.now_ms()
                 self._record(
                     [Event("job.row_gone", j.number, now_ms, data_json=_origin(j)) for j in here]
                 )
+
+    def cancel_left(self, numbers: Sequence[int]) -> int:
+        """Cancels those of these that no row of any sheet has any more. Returns how many.
+
+        One that was put by hand is left alone: it never had a row.
+        """
+        done = 0
+        for start in range(0, len(numbers), PUT_CHUNK):
+            with self.transaction():
+                found = self._jobs_by_number(set(numbers[start : start + PUT_CHUNK]))
+                shared = self.shared(found.keys())
+                left = [
+                    job
+                    for job in found.values()
+                    if job.row is None and job.source is not None and job.number not in shared
+                ]
+                done += len(self._apply_all(left, "cancel", self.clock.now_ms(), BY_YOU))
+        return done
 
     def _put_chunk(
         self, jobs: Sequence[Job], earlier: Mapping[tuple[int, int], int] | None = None
@@ -89,14 +114,15 @@ class Store(PaidVerbs):
             known = {job.key: job for job in self._jobs_by_key([j.key for j in jobs if j.key])}
             known_ids = {job.id for job in self.jobs(JobFilter(ids=tuple(j.id for j in jobs)))}
             olds: dict[str, Job] = {}
+            shared: set[int] = set()
             if earlier is not None:
-                jobs, olds = self._beside(jobs, known, earlier)
-            fresh, changed, ids, moved, left = [], [], [], [], []
+                jobs, olds, shared = self._beside(jobs, known, earlier)
+            fresh, changed, ids, moved, left, held = [], [], [], [], [], []
             existing = conflicts = beside = 0
             for job in jobs:
                 found = known.get(job.key) if job.key else None
                 old = olds.get(job.id) if found is None and job.id not in known_ids else None
-                if old is not None and is_untouched(old):
+                if old is not None and old.number not in shared and is_untouched(old):
                     new = _with_row_of(old, job, now_ms)
                     changed.append((old, new))
                     ids.append(old.id)
@@ -113,6 +139,8 @@ class Store(PaidVerbs):
                         left.append((old, job))
                     continue
                 ids.append(found.id if found else job.id)
+                if found is not None and found.number and _is_wanted_too(found, job):
+                    held.append((found.number, job.source or "", job.batch or "", job.row))
                 if found is None or not found.number:
                     existing += 1
                 elif earlier is not None:
@@ -151,7 +179,12 @@ class Store(PaidVerbs):
                 for old, job in left
             ]
             self._write_payloads([new for _, new in changed])
-            self._write_rows([*moved, *((old.number, None) for old, _ in left)])
+            mine = [old.number for old, job in left if not is_stranger(old, job)]
+            self._write_rows([*moved, *((number, None) for number in mine)])
+            for old, job in left:
+                if is_stranger(old, job):
+                    self._unshare([old.number], job.source or "", job.batch or "")
+            self._share(held)
             self._record(events)
             self._count(Counter(("batch", job.batch or "", "queued") for job in inserted))
         return Added(len(fresh), existing, len(changed), conflicts, ids=tuple(ids), beside=beside)
@@ -161,26 +194,28 @@ class Store(PaidVerbs):
         jobs: Sequence[Job],
         known: dict[str | None, Job],
         earlier: Mapping[tuple[int, int], int],
-    ) -> tuple[list[Job], dict[str, Job]]:
+    ) -> tuple[list[Job], dict[str, Job], set[int]]:
         """The jobs, with a key of their own where the job of that key has begun otherwise.
 
-        And, by their ids, the jobs that stand for the same rows so far. `known` learns the
-        jobs that have those keys.
+        And, by their ids, the jobs that stand for the same rows so far, and which of all these
+        others want too. `known` learns the jobs that have those keys.
         """
         mine = {job.id: earlier.get((job.row or 0, job.sample)) for job in jobs}
         by_number = self._jobs_by_number({number for number in mine.values() if number})
         olds = {id_: by_number[n] for id_, n in mine.items() if n in by_number}
+        shared = self.shared({*by_number, *(job.number for job in known.values())})
+        shared.update(o.number for j in jobs if (o := olds.get(j.id)) and is_stranger(o, j))
         renamed = []
         for job in jobs:
             found = known.get(job.key)
-            if found is not None and is_begun_otherwise(found, job):
+            if found is not None and is_begun_otherwise(found, job, shared):
                 job = job._replace(key=versioned(job))
                 olds[job.id] = found
             renamed.append(job)
         news = [job.key for job in renamed if job.key and job.key not in known]
         if olds:
             known.update((job.key, job) for job in self._jobs_by_key(news))
-        return renamed, olds
+        return renamed, olds, shared
 
     def turn(
         self,
@@ -495,6 +530,18 @@ class Store(PaidVerbs):
             self._record([Event("account.saved", at_ms=self.clock.now_ms(), data_json=data)])
         return account
 
+    def change_setting(self, name: str, change: Callable[[Any], Any]) -> Any:
+        """Puts `change` of the setting's value in its place, unseen by others in between.
+
+        It is given None where there is none yet. Returns the new value.
+        """
+        with self.transaction():
+            before = self.setting(name)
+            after = change(before)
+            if after != before:
+                self._write_setting(name, after)
+        return after
+
     def set_setting(self, name: str, value: Any, *, event: str | None = None) -> None:
         """Keeps a JSON value under a name, with an event of that type if one is given."""
         with self.transaction():
@@ -563,13 +610,20 @@ def is_stranger(found: Job, job: Job) -> bool:
     return (found.source, found.batch) != (job.source, job.batch)
 
 
-def is_begun_otherwise(found: Job, job: Job) -> bool:
-    """Whether a job of the same sheet and key was begun with another payload."""
+def is_begun_otherwise(found: Job, job: Job, shared: Set[int]) -> bool:
+    """Whether a job of the same sheet and key was begun with another payload.
+
+    One that is `shared`, wanted by others too, may as little be changed as one that was begun.
+    """
     return (
         found.payload_hash != job.payload_hash
-        and not is_untouched(found)
+        and (found.number in shared or not is_untouched(found))
         and not is_stranger(found, job)
     )
+
+
+def _is_wanted_too(found: Job, job: Job) -> bool:
+    return is_stranger(found, job) and found.payload_hash == job.payload_hash
 
 
 def versioned(job: Job) -> str:

@@ -207,3 +207,13 @@ def m003_models(db: Database) -> None:
         "CREATE INDEX jobs_by_model ON jobs (lane, model, is_open DESC, priority DESC, number)"
         " WHERE status = 'queued' AND not_before_ms IS NULL"
     )
+
+
+@MIGRATIONS()
+def m004_shared_rows(db: Database) -> None:
+    """Who else has put a job that was there already: '' where there is no source or batch."""
+    db.execute(
+        "CREATE TABLE shared_rows (job INTEGER NOT NULL, source TEXT NOT NULL,"
+        " batch TEXT NOT NULL, row INTEGER, PRIMARY KEY (job, source, batch)) STRICT, WITHOUT ROWID"
+    )
+    db.execute("CREATE INDEX shared_rows_of ON shared_rows (source, batch)")

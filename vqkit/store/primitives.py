@@ -125,7 +125,8 @@ class SheetJobs(NamedTuple):
     """The jobs of one sheet by row and sample, as columns, so that a million fit in memory.
 
     `states` holds ``sample * 4`` and 0 for a job that was never begun, 1 for one that was
-    and is not finished, 2 for a finished one.
+    and is not finished, 2 for a finished one, 3 for one that others want too, so that it may
+    neither be changed nor be taken for gone. One that another source put first is never 0.
     """
 
     rows: array[int]
@@ -264,7 +265,15 @@ class Primitives(ABC):
 
     @abstractmethod
     def sheet_jobs(self, batch: str, source: str) -> SheetJobs:
-        """The jobs whose rows were in a sheet when it was last put."""
+        """The jobs whose rows were in a sheet when it was last put, also those others put first."""
+
+    @abstractmethod
+    def shared(self, numbers: Set[int]) -> set[int]:
+        """Those of these jobs that others have put too, after the source they belong to."""
+
+    @abstractmethod
+    def rows_shared_by(self, sources: Set[str]) -> dict[int, int | None]:
+        """{job: row} of jobs that stand in these sheets too, and belong to another source."""
 
     @abstractmethod
     def pace(self) -> dict[str, tuple[int, float]]:
@@ -291,6 +300,12 @@ class Primitives(ABC):
 
     @abstractmethod
     def _write_rows(self, rows: Sequence[tuple[int, int | None]]) -> None: ...
+
+    @abstractmethod
+    def _share(self, rows: Sequence[tuple[int, str, str, int | None]]) -> None: ...
+
+    @abstractmethod
+    def _unshare(self, numbers: Sequence[int], source: str, batch: str) -> None: ...
 
     @abstractmethod
     def _delete_jobs(self, numbers: Sequence[int]) -> None: ...

@@ -16,7 +16,7 @@ import os
 import sqlite3
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -54,7 +54,7 @@ PACE_ATTEMPTS = 500
 RECENT_EVENTS = 400
 BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
 MODELS_MAX = 200  # of a lane; more than these wait until some of them are done
-KNOWN_MIGRATIONS = ("m001_tables", "m002_strays", "m003_models")
+KNOWN_MIGRATIONS = ("m001_tables", "m002_strays", "m003_models", "m004_shared_rows")
 
 
 def _columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -140,6 +140,21 @@ _CANCELS = (
     "SELECT number, fence FROM jobs WHERE status = 'running' AND owner = ? AND cancel_requested = 1"
 )
 _STRAYS = f"{_FROM_JOBS} WHERE is_open = 1 AND finished_ms IS NOT NULL ORDER BY number LIMIT {PAGE}"
+
+_SHARED = "SELECT DISTINCT job FROM shared_rows WHERE job IN (SELECT value FROM json_each(?))"
+# A job that was put by hand has no row to lose: whoever put it wants it for good.
+_SHEET_JOBS = (
+    "SELECT row, number, sample * 4 + CASE"
+    " WHEN EXISTS (SELECT 1 FROM shared_rows AS s WHERE s.job = jobs.number) THEN 3"
+    " WHEN finished_ms IS NOT NULL THEN 2 WHEN status = 'queued' AND fence = 0 THEN 0 ELSE 1 END,"
+    " sample FROM jobs WHERE batch = ?1 AND source = ?2 AND row IS NOT NULL"
+    " UNION ALL SELECT mine.row, number, sample * 4 + CASE"
+    " WHEN jobs.row IS NOT NULL OR jobs.source IS NULL OR EXISTS (SELECT 1 FROM shared_rows AS s"
+    " WHERE s.job = mine.job AND (s.batch <> ?1 OR s.source <> ?2)) THEN 3"
+    " WHEN finished_ms IS NOT NULL THEN 2 ELSE 1 END,"
+    " sample FROM shared_rows AS mine JOIN jobs ON number = mine.job"
+    " WHERE mine.batch = ?1 AND mine.source = ?2 AND mine.row IS NOT NULL ORDER BY 1, 4, 2"
+)
 
 # What runs at every turn, with the index it must use; tests hold their query plans to it.
 HOT_STATEMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -644,17 +659,30 @@ class SqliteStore(Store):
         tail = ") AS v WHERE jobs.number = v.column1"
         self._bulk("UPDATE jobs SET row = v.column2 FROM (", rows, tail)
 
-    def sheet_jobs(self, batch: str, source: str) -> SheetJobs:
-        found = self._conn.execute(
-            "SELECT row, number, sample * 4 + CASE WHEN finished_ms IS NOT NULL THEN 2"
-            " WHEN status = 'queued' AND fence = 0 THEN 0 ELSE 1 END"
-            " FROM jobs WHERE batch = ? AND source = ? AND row IS NOT NULL"
-            " ORDER BY row, sample, number",
-            (batch, source),
+    def shared(self, numbers: Set[int]) -> set[int]:
+        wanted = codec.dumps(list(numbers))
+        found = self._conn.execute(_SHARED, (wanted,)).fetchall() if numbers else ()
+        return {row[0] for row in found}
+
+    def rows_shared_by(self, sources: Set[str]) -> dict[int, int | None]:
+        sql = "SELECT job, row FROM shared_rows WHERE source IN (SELECT value FROM json_each(?))"
+        return dict(self._conn.execute(sql, (codec.dumps(sorted(sources)),)).fetchall())
+
+    def _share(self, rows: Sequence[tuple[int, str, str, int | None]]) -> None:
+        self._bulk("INSERT OR REPLACE INTO shared_rows (job, source, batch, row) ", rows)
+
+    def _unshare(self, numbers: Sequence[int], source: str, batch: str) -> None:
+        self._conn.execute(
+            "DELETE FROM shared_rows WHERE job IN (SELECT value FROM json_each(?))"
+            " AND source = ? AND batch = ?",
+            (codec.dumps(list(numbers)), source, batch),
         )
+
+    def sheet_jobs(self, batch: str, source: str) -> SheetJobs:
+        found = self._conn.execute(_SHEET_JOBS, (batch, source))
         columns = SheetJobs(array("q"), array("q"), array("q"))
         while page := found.fetchmany(10_000):
-            for column, values in zip(columns, zip(*page, strict=True), strict=True):
+            for column, values in zip(columns, list(zip(*page, strict=True))[:3], strict=True):
                 column.extend(values)
         return columns
 
@@ -669,7 +697,7 @@ class SqliteStore(Store):
 
     def _delete_jobs(self, numbers: Sequence[int]) -> None:
         gone = codec.dumps(list(numbers))
-        for child in ("attempts", "events", "outputs", "steps"):
+        for child in ("attempts", "events", "outputs", "steps", "shared_rows"):
             sql = f"DELETE FROM {child} WHERE job IN (SELECT value FROM json_each(?))"
             self._conn.execute(sql, (gone,))
         self._conn.execute(f"DELETE FROM jobs WHERE {_IN_NUMBERS}", (gone,))
