@@ -111,7 +111,7 @@ def save_into(
             " overwrite=True (on the command line --overwrite)."
         )
     # Rows that are hidden now may have been put all the same.
-    known, loaded = known_source(queue, origin, intake.sheet_of(origin, sheet))
+    known, loaded = known_source(queue, origin, sheet or intake.sheet_of(origin))
     columns = loaded if columns is None else columns
     table = intake.read(origin, sheet=sheet, columns=columns, hidden=True)
     if table.sheet is None:

@@ -65,9 +65,9 @@ def read(
     return Table(partial(frames.open_memory, source), columns)
 
 
-def sheet_of(path: Path, sheet: str | None = None) -> str | None:
-    """The title of the sheet that `read` reads; None for a file without sheets."""
-    reading = _open_file(path, Options(sheet, hidden=True))
+def sheet_of(path: Path) -> str | None:
+    """The title of the sheet that `read` reads unless told; None for a file without sheets."""
+    reading = _open_file(path, Options(hidden=True))
     for _ in reading.records:
         break  # only rows that were begun close the file
     return reading.sheet

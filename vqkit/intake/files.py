@@ -200,7 +200,7 @@ def _refuse_entities(path: Path, part: str, archive: zipfile.ZipFile) -> None:
     parser.StartDoctypeDeclHandler = refuse
     with archive.open(part) as file:
         chunk = file.read(CHUNK)
-        if not chunk.lstrip().startswith(XML):
+        if not (part.endswith((".xml", ".rels")) or chunk.lstrip().startswith(XML)):
             return
         try:
             while chunk and not is_at_root:

@@ -203,10 +203,10 @@ class Looking(Held):
     ) -> Saved:
         """Saves a copy of the workbook `source` with status, file, cost and error of each row.
 
-        They are added to the right; everything else in the workbook stays as it is. `sheet`
-        as it was given to `load`; `columns` are those of the last load, unless you say others. A row that was
-        edited since its job was put gets nothing, and is told; where no row has a job nothing
-        is written, and UsageError raised. Several jobs of one row (`samples`) share its cells,
+        They are added to the right; everything else in the workbook stays as it is. `sheet` as
+        it was given to `load`; `columns` are those of the last load, unless you say others. A
+        row that was edited since its job was put gets nothing, and is told; if no row has a job,
+        UsageError is raised and nothing saved. Several jobs of a row (`samples`) share its cells
         and have a column each for their files. Replaces files as `save` does.
         """
         from .. import export
