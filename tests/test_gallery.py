@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 import pickle
 import re
@@ -151,6 +152,33 @@ def test_what_a_notebook_keeps_has_a_ceiling(q: Queue, monkeypatch: pytest.Monke
     drain(q, paint)
     sources = [a["src"] for a in page_of(q.gallery()).all("audio")]
     assert [source.startswith("data:") for source in sources] == [True, True, False, False, False]
+
+
+def test_a_picture_of_very_many_points_is_named_and_not_opened(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image, ImageFile
+
+    loaded: list[tuple[int, int]] = []
+    load = ImageFile.ImageFile.load
+
+    def seen(image: Any) -> Any:
+        loaded.append(image.size)
+        return load(image)
+
+    def render(job: Any) -> bytes:
+        buffer = io.BytesIO()
+        side = (9_000, 8_000) if job.number == 1 else (3_000, 3_000)
+        Image.new("1", side).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    q.put_many([{"n": n} for n in range(2)])
+    drain(q, render)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", seen)
+    shown = q.gallery()._repr_html_()
+    assert "a picture of 9,000 × 8,000 points: too large to show here" in shown
+    assert shown.count("<img") == 1
+    assert set(loaded) == {(3_000, 3_000)}
 
 
 def test_small_pictures_are_made_once_and_kept(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ import io
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -29,10 +31,14 @@ __all__ = ["Clip", "Media", "card", "cards"]
 
 log = secrets.logger("vqkit.notebook")
 
+_one_large = threading.Lock()  # held while a picture above PIXELS_SMALL is in memory
+
 THUMBS = ".thumbs"
 THUMB_SIZE = (360, 270)
 THUMB_FRAMES = 16  # of a moving picture
 THUMB_BYTES = 64 * 1024
+PIXELS_MAX = 70_000_000  # a larger picture is not opened: its points alone take 4 bytes each
+PIXELS_SMALL = 8_000_000  # pictures up to this size are made small beside each other
 EMBED_BYTES = 96 * 1024  # files up to this size are put into the notebook,
 EMBED_TOTAL = 1024 * 1024  # while all of one output stay below this
 EMBED_ALL_TOTAL = 48 * 1024 * 1024
@@ -114,6 +120,9 @@ class Media:
 
     def _image(self, path: Path, output: Output, label: str) -> Markup:
         thumb = self._thumb(path, output)
+        if thumb is None and (size := _too_large(path)):
+            told = f"a picture of {size}: too large to show here"
+            return element("div", element("a", told, href=self._way(path)), style=MUTED)
         source = self._url(path, output) if thumb is None else _data_url(thumb, "image/webp")
         image = element("img", src=source, alt=label, style=MEDIA_STYLE)
         return element("a", image, href=self._way(path), title="the whole picture")
@@ -243,21 +252,49 @@ def _picture_of_video(path: Path) -> bytes | None:
     return _small(done.stdout)
 
 
+def _too_large(path: Path) -> str | None:
+    """The size in words of a picture that no small one is made of; None for any other."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return "very many points"
+    except Exception:  # noqa: BLE001 - no picture that Pillow knows; a browser may know it
+        return None
+    return f"{width:,} × {height:,} points" if width * height > PIXELS_MAX else None
+
+
 def _small(data: bytes) -> bytes | None:
-    """A picture as a small WebP; one that moves still moves, with at most 16 frames."""
-    from PIL import Image, ImageSequence
+    """A picture as a small WebP; one that moves still moves, with at most 16 frames.
+
+    Raises ValueError for one above PIXELS_MAX, before its points are read.
+    """
+    from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
-        n = getattr(image, "n_frames", 1)
-        step = -(-n // THUMB_FRAMES)
-        frames: list[Any] = []
-        duration = 0.0
-        for i, frame in enumerate(ImageSequence.Iterator(image)):
-            duration += float(frame.info.get("duration", 0))
-            if i % step == 0:
-                small = frame.convert("RGBA" if frame.has_transparency_data else "RGB")
-                small.thumbnail(THUMB_SIZE)
-                frames.append(small)
+        width, height = image.size
+        if width * height > PIXELS_MAX:
+            raise ValueError(f"{width} x {height} points are more than {PIXELS_MAX:,}")
+        with _one_large if width * height > PIXELS_SMALL else nullcontext():
+            return _small_of(image)
+
+
+def _small_of(image: Any) -> bytes | None:
+    from PIL import ImageSequence
+
+    image.draft(None, THUMB_SIZE)  # JPEG: no more points are read than are wanted
+    n = getattr(image, "n_frames", 1)
+    step = -(-n // THUMB_FRAMES)
+    frames: list[Any] = []
+    duration = 0.0
+    for i, frame in enumerate(ImageSequence.Iterator(image)):
+        duration += float(frame.info.get("duration", 0))
+        if i % step == 0:
+            small = frame.convert("RGBA" if frame.has_transparency_data else "RGB")
+            small.thumbnail(THUMB_SIZE)
+            frames.append(small)
     first, *more = frames
     if more:
         each = max(20, round(duration / len(frames)))
