@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from vqkit.notebook import panes
 from vqkit.notebook.dashboard import Dashboard
 from vqkit.snapshot import Snapshot
 from vqkit.store.sqlite import SqliteStore
-from vqkit.testing import drain
+from vqkit.testing import ManualClock, MockProvider, drain
 
 EVIL = "<img src=x onerror=alert(1)>"
 AT_ONCE_S = 0.005
@@ -227,15 +228,18 @@ def test_a_click_returns_at_once_and_what_it_shows_comes_from_the_database(
     took = []
     for _ in range(TRIES):
         before = q.snapshot().is_paused
+        pressed, other = board._pause, board._resume
+        if before:
+            pressed, other = other, pressed
+        until(lambda pressed=pressed: pressed.layout.display is None and not pressed.disabled)
+        assert other.layout.display == "none"
         begun_s = time.perf_counter()
-        board._pause.click()
+        pressed.click()
         took.append(time.perf_counter() - begun_s)
         until(lambda before=before: q.snapshot().is_paused != before)
-        text = "‖ Pause" if before else "▶ Resume"
-        until(lambda text=text: board._pause.description == text and not board._pause.disabled)
     assert min(took) < AT_ONCE_S
     q.resume()  # somebody else does it
-    until(lambda: board._pause.description == "‖ Pause")
+    until(lambda: board._pause.layout.display is None)
     assert threading.current_thread().name == "MainThread"
 
 
@@ -295,13 +299,14 @@ def test_an_account_is_paused_and_given_more_slots(q: Queue, board: Any, until: 
     q.accounts.add("studio", provider="studio", capacity=3)
     until(lambda: board._account.value == "studio")
     until(lambda: board._capacity.value == 3)
-    board._rest.click()
+    pause, resume, _ = board._account_buttons.values()
+    pause.click()
     until(lambda: not q.accounts["studio"].is_enabled)
-    until(lambda: board._rest.description == "▶ Resume account" and not board._rest.disabled)
+    until(lambda: resume.layout.display is None and pause.layout.display == "none")
     board._capacity.value = 5
     board._resize.click()
     until(lambda: q.accounts["studio"].capacity == 5)
-    board._rest.click()
+    resume.click()
     until(lambda: q.accounts["studio"].is_enabled)
 
 
@@ -315,7 +320,9 @@ def test_a_doubt_is_ended_from_the_board(q: Queue, board: Any, until: Any) -> No
         await job.once("submit", send, paid=True)
 
     drain(q, render)
-    until(lambda: board._doubt.value == 1)
+    until(lambda: board._doubt_row.layout.display == "flex")
+    assert board._doubt.value is None
+    board._doubt.value = 1
     told = Page(board._doubts.value).text
     assert "step submit, begun" in told
     assert q.steps(1)[0].key in told
@@ -324,8 +331,10 @@ def test_a_doubt_is_ended_from_the_board(q: Queue, board: Any, until: Any) -> No
     until(lambda: "needs value" in Page(board._head.value).text)
     not_sent.click()
     until(lambda: q.job(1).status == "queued")
-    until(lambda: board._doubt.value == 2)
-    until(lambda: not give_up.disabled)
+    until(lambda: board._doubt.value is None)
+    give_up.click()
+    until(lambda: "choose a job that is in doubt first" in Page(board._head.value).text)
+    board._doubt.value = 2
     give_up.click()
     until(lambda: board._confirm.layout.display == "flex")
     board._yes.click()
@@ -349,6 +358,338 @@ def test_stop_ends_the_run_of_another_process(q: Queue, until: Any) -> None:
     assert q.stats()["queued"] > 0
     drain(q, lambda job: 1)  # a stop of the past stops no run of the future
     assert q.stats()["completed"] == 3
+
+
+# -- a button does what it said, on what it named -------------------------------------------------
+
+
+class Steered:
+    """A dashboard that looks when it is told: what happens between looks is the test's."""
+
+    def __init__(self, q: Queue, until: Any) -> None:
+        self.shown = quiet_dashboard(q)
+        self.board: Any = self.shown.board
+        self._until = until
+        self.look()
+
+    def look(self) -> str:
+        """Looks, carries out what was asked, looks again. What the board then says."""
+        shown = self.shown
+        shown.tick()
+        self._until(lambda: shown._done.qsize() == len(shown._pending))
+        shown.tick()
+        self.board.renew(float("inf"), 0.0)
+        return Page(self.board._head.value).text
+
+    def account_button(self) -> str:
+        (seen,) = (
+            what
+            for what, button in self.board._account_buttons.items()
+            if button.layout.display != "none"
+        )
+        return str(seen)
+
+    def press(self, what: str) -> None:
+        self.board._account_buttons[what].click()
+
+
+Steer = Callable[[Queue], Steered]
+
+
+@pytest.fixture
+def steer(until: Any) -> Iterator[Steer]:
+    made: list[Steered] = []
+
+    def make(q: Queue) -> Steered:
+        made.append(Steered(q, until))
+        return made[-1]
+
+    yield make
+    for steered in made:
+        steered.shown.close()
+
+
+def park(q: Queue, name: str, seconds: float, why: str) -> None:
+    until_ms = q._clock.now_ms() + round(seconds * 1000)
+
+    def parked(account: Any) -> Any:
+        return replace(account, parked_until_ms=until_ms, parked_reason=why)
+
+    q._write(lambda s: s.change_account(name, parked))
+
+
+def test_pause_pauses_also_what_was_paused_or_parked_since_the_last_look(
+    q: Queue, steer: Steer
+) -> None:
+    q.accounts.add("A", provider="render")
+    steered = steer(q)
+    assert steered.account_button() == "pause account"
+    q.accounts.disable("A")  # by somebody else, in the second before the press
+    steered.press("pause account")
+    steered.look()
+    assert not q.accounts["A"].is_enabled
+    q.accounts.enable("A")
+    steered.look()
+    park(q, "A", 3600, "its balance is used up")
+    steered.press("pause account")
+    steered.look()
+    assert not q.accounts["A"].is_enabled
+    assert q.accounts["A"].parked_until_ms is not None
+
+
+def test_resume_lifts_what_was_shown_and_nothing_else(q: Queue, steer: Steer) -> None:
+    q.accounts.add("A", provider="render")
+    q.accounts.disable("A")
+    steered = steer(q)
+    assert steered.account_button() == "resume account"
+    park(q, "A", 3600, "too fast")
+    steered.press("resume account")
+    steered.look()
+    assert q.accounts["A"].is_enabled
+    assert steered.account_button() == "unpark"
+    park(q, "A", 7200, "its balance is used up")
+    steered.press("unpark")
+    assert "unpark A: it rests for another reason by now" in steered.look()
+    assert q.accounts["A"].parked_until_ms is not None
+    steered.press("unpark")
+    steered.look()
+    assert q.accounts["A"].parked_until_ms is None
+    assert steered.account_button() == "pause account"
+
+
+def test_a_park_that_ends_by_time_is_seen_at_the_next_look_also_in_a_quiet_queue(
+    q: Queue, steer: Steer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.accounts.add("A", provider="render")
+    park(q, "A", 60, "too fast")
+    steered = steer(q)
+    steered.look()
+    assert steered.account_button() == "unpark"
+    later_ms = q._clock.now_ms() + 61_000
+    monkeypatch.setattr(q, "_clock", ManualClock(later_ms))
+    steered.look()
+    assert steered.account_button() == "pause account"
+    steered.press("pause account")
+    steered.look()
+    assert not q.accounts["A"].is_enabled
+
+
+def test_two_accounts_are_paused_one_right_after_the_other(q: Queue, steer: Steer) -> None:
+    for name in "AB":
+        q.accounts.add(name, provider="render")
+    steered = steer(q)
+    for name in "AB":
+        steered.board._account.value = name
+        steered.press("pause account")
+    steered.look()
+    assert not q.accounts["A"].is_enabled
+    assert not q.accounts["B"].is_enabled
+
+
+def test_a_choice_never_becomes_another_one_by_itself(q: Queue, steer: Steer) -> None:
+    for name in "BC":
+        q.accounts.add(name, provider="render")
+    steered = steer(q)
+    account = steered.board._account
+    account.value = "C"
+    place = account.index
+    q.accounts.add("A", provider="render")  # which stands first by name
+    steered.look()
+    assert (account.value, account.index) == ("C", place)
+    q.accounts.remove("C")
+    steered.look()
+    assert account.value is None
+    account.index = place  # a front end that has not heard of it yet
+    steered.press("pause account")
+    assert "pause account C: no account named 'C'" in steered.look()
+    account.value = None
+    steered.press("pause account")
+    assert "choose an account first" in steered.look()
+    assert all(a.is_enabled for a in q.accounts)
+
+
+def test_jobs_put_while_it_asks_are_not_cancelled(q: Queue, steer: Steer) -> None:
+    q.put({"n": 0})
+    steered = steer(q)
+    board = steered.board
+    board._cancel.click()
+    steered.look()
+    assert board._yes.description == "Yes, cancel 1 job"
+    q.put_many([{"n": n} for n in range(1, 101)])
+    steered.look()
+    board._yes.click()
+    steered.look()
+    assert (q.stats()["cancelled"], q.stats()["queued"]) == (1, 100)
+
+
+def test_a_yes_is_for_the_question_that_was_read(
+    q: Queue, steer: Steer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q.put({"n": 0})
+    leave_in_doubt(q, 1)
+    q.put({"n": 1})
+    steered = steer(q)
+    board = steered.board
+    board._cancel.click()
+    steered.look()
+    board._doubt.value = 1
+    board._doubt_row.children[5].click()  # gives up, which asks
+    board._yes.click()  # while the board still showed the question before
+    assert "that question was over by then" in steered.look()
+    assert (q.job(1).status, q.job(2).status) == ("in_doubt", "queued")
+    monkeypatch.setattr("vqkit.notebook.board.CONFIRM_S", 0.0)
+    board._cancel.click()
+    steered.shown.tick()
+    steered.shown.tick()
+    board._yes.click()
+    assert "that question was over by then" in steered.look()
+    assert q.job(2).status == "queued"
+
+
+def test_retry_leaves_jobs_that_failed_after_the_look(q: Queue, steer: Steer, until: Any) -> None:
+    q.put({"n": 0})
+    drain(q, fail)
+    steered = steer(q)
+    assert steered.board._retry.description == "Retry 1 failed"
+    looked_ms = steered.shown._viewer.snapshot.at_ms  # type: ignore[union-attr] # it has looked
+    until(lambda: q._clock.now_ms() > looked_ms)
+    q.put({"n": 1})
+    drain(q, fail)
+    steered.board._retry.click()
+    steered.look()
+    assert [job.status for job in q.jobs()] == ["queued", "failed"]
+
+
+def test_the_dashboard_of_a_closed_queue_goes_dead_and_says_so(
+    tmp_path: Path, steer: Steer
+) -> None:
+    q = Queue(tmp_path / "q.db")
+    with Queue(q.path) as other:
+        shown = q.dashboard(lambda job: 1, live=True)
+        steered = steer(q)
+        q.put({"n": 1})
+        steered.look()
+        q.close()
+        assert shown.is_closed
+        board: Any = shown.board
+        assert panes.CLOSED in board._head.value
+        steered.board._start.click()
+        assert panes.CLOSED in steered.look()
+        assert other._shared.run is None
+        assert other.stats()["queued"] == 1
+
+
+def leave_in_doubt(q: Queue, *numbers: int) -> None:
+    """Runs all; of these jobs nobody knows whether their call arrived."""
+
+    async def render(job: Any) -> Any:
+        async def send(key: str) -> dict[str, Any]:
+            if job.number in numbers:
+                raise TimeoutError("no answer")
+            return {"id": f"task-{job.number}", "parts": ["a", "b"]}
+
+        return (await job.once("submit", send, paid=True))["id"]
+
+    drain(q, render)
+
+
+def test_what_was_typed_for_one_job_never_goes_to_another(q: Queue, steer: Steer) -> None:
+    q.put_many([{"n": n} for n in range(3)])
+    leave_in_doubt(q, 1, 2, 3)
+    steered = steer(q)
+    board = steered.board
+    attach = board._doubt_row.children[2]
+    board._doubt.value, board._handle.value = 1, '{"id": "task-1"}'
+    attach.click()
+    attach.click()  # a double click
+    steered.look()
+    assert (board._doubt.value, board._handle.value) == (None, "")
+    attach.click()
+    assert "choose a job that is in doubt first" in steered.look()
+    board._doubt.value, board._handle.value = 2, '{"id": "task-2"}'
+    steered.look()
+    q.resolve(2, "give_up")  # by somebody else
+    steered.look()
+    assert (board._doubt.value, board._handle.value) == (None, "")
+    assert [job.status for job in q.jobs()] == ["queued", "failed", "in_doubt"]
+    assert q.steps(3)[0].state == "intent"
+
+
+def test_a_word_about_one_doubt_does_not_end_a_later_one(q: Queue, steer: Steer) -> None:
+    q.put({"n": 1})
+    leave_in_doubt(q, 1)
+    steered = steer(q)
+    board = steered.board
+    board._doubt.value, board._handle.value = 1, '{"id": "task-1"}'
+    q.resolve(1, "not_sent")
+    leave_in_doubt(q, 1)
+    board._doubt_row.children[2].click()
+    assert "look again" in steered.look()
+    assert q.job(1).status == "in_doubt"
+
+
+def test_a_functions_step_is_given_what_it_would_have_returned(q: Queue, steer: Steer) -> None:
+    q.put_many([{"n": n} for n in range(2)])
+    leave_in_doubt(q, 1)
+    steered = steer(q)
+    board = steered.board
+    board._doubt.value = 1
+    steered.look()
+    assert board._handle.description == "What it gave"
+    assert board._handle.placeholder == '{"id":"…","parts":["…"]}'
+    attach = board._doubt_row.children[2]
+    for typed in ("task-1", "12345", '"task-1"'):
+        board._handle.value = typed
+        attach.click()
+        told = steered.look()
+        assert 'type what it would have returned, as JSON: {"id":"…"' in told
+        assert q.job(1).status == "in_doubt"
+        assert (board._doubt.value, board._handle.value) == (1, typed)
+    board._handle.value = '{"id": "task-1"}'
+    attach.click()
+    steered.look()
+    leave_in_doubt(q)
+    assert (q.job(1).status, q.job(1).result) == ("completed", "task-1")
+
+
+def test_of_a_step_nobody_has_seen_a_bare_id_is_refused_too(q: Queue, steer: Steer) -> None:
+    q.put({"n": 1})
+    leave_in_doubt(q, 1)
+    steered = steer(q)
+    board = steered.board
+    board._doubt.value = 1
+    steered.look()
+    assert board._handle.placeholder == 'JSON, such as {"id": "…"}'
+    for typed in ("task-1", "12345"):
+        board._handle.value = typed
+        board._doubt_row.children[2].click()
+        assert "as JSON" in steered.look()
+    board._handle.value = '"task-1"'  # as the function may well have returned it
+    board._doubt_row.children[2].click()
+    steered.look()
+    assert q.steps(1)[0].value == "task-1"
+
+
+def test_at_a_provider_the_bare_id_is_the_handle(
+    q: Queue, steer: Steer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, drop = tmp_path / "ledger.jsonl", {"first": 1, "share": 1}
+    with MockProvider(idempotency="none", ledger=ledger, drop_after=drop) as mock:
+        monkeypatch.setenv("STUDIO_KEY", mock.account("a").key)
+        q.accounts.add("a", provider="mock", capacity=2, credential="env:STUDIO_KEY")
+        q.provider("mock", mock.adapter())
+        q.put_many([{"prompt": "x"}, {"prompt": "y"}])
+        q.run()
+        sent = {r.request["prompt"]: r.id for r in mock.ledger()}
+        steered = steer(q)
+        board = steered.board
+        assert board._handle.description == "Id at the provider"
+        for number, prompt in ((1, "x"), (2, "y")):
+            board._doubt.value, board._handle.value = number, sent[prompt]
+            board._doubt_row.children[2].click()
+            steered.look()
+        assert q.run().counts["completed"] == 2
+        assert [q.steps(n)[0].value["handle"]["id"] for n in (1, 2)] == [sent["x"], sent["y"]]
 
 
 # -- what it costs ---------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class AccountView:
     `spent` (what is set aside included) and `budget` are dollars; None where it has no price.
     Where its provider limits each model by itself, `capacity` is that of a model that is not
     among `models`, which holds those that are at work or have a limit of their own.
+    `parked_until_ms` is None where no park holds it, or it had ended by then.
     """
 
     name: str
@@ -62,6 +63,7 @@ class AccountView:
     models: tuple[ModelView, ...] = ()
     is_by_model: bool = False
     is_enabled: bool = True
+    parked_until_ms: int | None = None
 
     @property
     def slots_text(self) -> str:
@@ -89,7 +91,8 @@ class Snapshot:
 
     At most 50 jobs are in each of `running` (the longest first), `failed` (the newest
     first) and `recent` (those to which something happened last, the last first). `evidence` is
-    what is known of each of the `doubts`: the paid steps that have no answer.
+    what is known of each of the `doubts`: the paid steps that have no answer; `examples` what
+    a step of that name gave another job. `last_number` is the highest number of a job.
     """
 
     path: str
@@ -102,6 +105,8 @@ class Snapshot:
     recent: tuple[Job, ...] = ()
     doubts: tuple[Job, ...] = ()
     evidence: Mapping[int, tuple[Step, ...]] = field(default_factory=dict)
+    examples: Mapping[str, Any] = field(default_factory=dict)
+    last_number: int = 0
     events: tuple[Event, ...] = ()
     waiting: tuple[str, ...] = ()
     is_paused: bool = False
@@ -219,6 +224,8 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         failed = store.jobs(JobFilter(status=("failed",), limit=TABLE_LENGTH, newest=True))
         doubts = store.jobs(JobFilter(status=("in_doubt",), limit=DOUBTS_SHOWN))
         evidence = {job.number: _open_steps(store, job) for job in doubts}
+        examples = _examples(store, evidence)
+        last_number = store.last_number()
         recent = store.recent_jobs(TABLE_LENGTH)
         lanes = store.waiting_lanes()
         paused = bool(store.setting("paused"))
@@ -230,7 +237,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
     views = tuple(
         RunnerView(r.id, r.pid, r.host, r.state, r.error, r.id in living) for r in runners
     )
-    why = _why(runners, views) | used_up | _rests(accounts, now_ms)
+    why = _why(runners, views, accounts, now_ms) | used_up | _rests(accounts, now_ms)
     account_views = tuple(
         AccountView(
             a.name,
@@ -245,6 +252,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
             _models(a, of_models, now_ms) if a.is_by_model else (),
             a.is_by_model,
             a.is_enabled,
+            a.parked_until_ms if _is_parked(a, now_ms) else None,
         )
         for a in accounts
     )
@@ -280,6 +288,8 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         recent=tuple(recent),
         doubts=tuple(doubts),
         evidence=evidence,
+        examples=examples,
+        last_number=last_number,
         events=tuple(events),
         waiting=tuple(_unserved(lanes, accounts)),
         is_paused=paused,
@@ -289,13 +299,27 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
     )
 
 
-def _why(runners: list[Runner], views: tuple[RunnerView, ...]) -> dict[str, str]:
-    """Why accounts get no work, as the living pumps said."""
+def _why(
+    runners: list[Runner],
+    views: tuple[RunnerView, ...],
+    accounts: list[Account],
+    now_ms: int,
+) -> dict[str, str]:
+    """Why accounts get no work, as the living pumps said, where it is still so."""
     why: dict[str, str] = {}
     for runner, view in zip(runners, views, strict=True):
         if view.is_alive:
             why.update(codec.loads(runner.health_json).get("why", {}))
+    for a in accounts:  # a pump that has nothing to do says it late
+        said = why.get(a.name, "")
+        is_park = said == (a.parked_reason or "parked") and not _is_parked(a, now_ms)
+        if is_park or (a.is_enabled and said.startswith("paused by you")):
+            del why[a.name]
     return why
+
+
+def _is_parked(account: Account, now_ms: int) -> bool:
+    return (account.parked_until_ms or 0) > now_ms
 
 
 def _rests(accounts: list[Account], now_ms: int) -> dict[str, str]:
@@ -305,7 +329,7 @@ def _rests(accounts: list[Account], now_ms: int) -> dict[str, str]:
         until_ms = a.parked_until_ms or 0
         if not a.is_enabled:
             why[a.name] = "paused by you"
-        elif until_ms > now_ms:
+        elif _is_parked(a, now_ms):
             ends = f", until {local_text(until_ms, now_ms)}" if until_ms < FOR_EVER_MS else ""
             why[a.name] = f"parked{ends}: {a.parked_reason}"
     return why
@@ -363,6 +387,13 @@ def _per_minute(n: int, first_ms: int, last_ms: int, now_ms: int) -> float | Non
 def _open_steps(store: SqliteStore, job: Job) -> tuple[Step, ...]:
     """The steps that were begun and never answered."""
     return tuple(step for step in store.steps(job.number) if step.state == "intent")
+
+
+def _examples(store: SqliteStore, evidence: Mapping[int, tuple[Step, ...]]) -> dict[str, Any]:
+    """What steps like those in doubt gave other jobs; by name, where there is one."""
+    names = {step.name for steps in evidence.values() for step in steps}
+    found = {name: store.example_value(name) for name in names}
+    return {name: codec.loads(value) for name, value in found.items() if value is not None}
 
 
 def duration_text(seconds: float) -> str:

@@ -6,20 +6,21 @@ a note into an inbox: it returns at once, and nothing is set by two threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import ipywidgets as widgets
 
 from ..job import Event
 from ..snapshot import Snapshot
+from ..steps import RENDER
 from . import panes
 from .style import STYLE, hide_copy
 
-__all__ = ["Ask", "Board", "Look"]
+__all__ = ["Ask", "Board", "Doubt", "Look", "Wish"]
 
 Put = Callable[..., None]  # put(what, **about)
 
@@ -31,14 +32,40 @@ CONFIRM_S = 15.0
 PACE_S = {"head": (1.0, 5.0), "left": (2.0, 10.0), "log": (2.0, 20.0), "jobs": (3.0, 30.0)}
 
 
+class Wish(NamedTuple):
+    """What a button asks, and of which account or job; "" is the queue."""
+
+    verb: str
+    of: str | int = ""
+    detail: Hashable = None
+
+    def __str__(self) -> str:
+        of = f"job {self.of}" if isinstance(self.of, int) else self.of
+        return " ".join(filter(None, (self.verb, of)))
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What a person says of a job in doubt: which doubt (the try that left it), and what."""
+
+    number: int
+    fence: int
+    how: Literal["attach", "not_sent", "pay_again", "give_up"]
+    text: str
+    step: str | None
+    example: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question before something that cannot be taken back: what is asked, and what for."""
+    """A question before something that cannot be taken back: what is asked, and what for.
+
+    `about` is the doubt to end, or the highest number of the jobs to cancel.
+    """
 
     question: str
     yes: str
-    what: str
-    about: dict[str, Any]
+    about: Doubt | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +79,7 @@ class Look:
     events: tuple[Event, ...]
     retries: tuple[Event, ...]
     about: str
-    pending: frozenset[str]
+    pending: frozenset[Wish]
     message: str | None
     ask: Ask | None
 
@@ -123,17 +150,21 @@ class Board:
     def _make_buttons(self) -> None:
         make = self._asking
         self._start = make("start", "▶ Start", "Hand out work in this kernel")
+        # A press may be heard minutes later, while a cell blocks: so each button has one meaning.
         self._pause = make("pause", "‖ Pause", "Hand out no more work; what runs goes on")
+        self._resume = make("resume", "▶ Resume", "Hand out work again")
         self._stop = make("stop", "◼ Stop", "Finish what runs, then end, in every process")
         self._cancel = make("cancel", "Cancel all", "Cancel what waits and what runs")
-        self._retry = make("retry", "Retry failed", "Give failed jobs all their tries anew")
+        self._retry = self._button("retry", "Retry failed", "Give failed jobs all their tries anew")
+        self._retry.on_click(lambda _: self._put("retry", ended_by_ms=self._shown.at_ms))
         self._row = self._box(
-            "vq-row", self._start, self._pause, self._stop, self._cancel, self._retry
+            "vq-row",
+            *(self._start, self._pause, self._resume, self._stop, self._cancel, self._retry),
         )
         self._question = self._pane("vq-question")
         self._question.add_class("vq-fit")
         self._yes = self._button("yes", "Yes", "Do it", "vq-danger")
-        self._yes.on_click(lambda _: self._put("yes"))
+        self._yes.on_click(lambda _: self._put("yes", ask=self._look and self._look.ask))
         self._no = self._asking("no", "No", "Leave all as it is")
         self._confirm = self._box("vq-row", self._question, self._yes, self._no)
         self._confirm.add_class("vq-confirm")
@@ -143,15 +174,24 @@ class Board:
         self._account = _named(widgets.Dropdown(), "Account")
         self._capacity = _named(widgets.BoundedIntText(value=1, min=1, max=10_000), "Slots")
         self._capacity.layout.width = "110px"
-        self._rest = self._button("rest", "‖ Pause account", "Give this account no more work")
-        self._rest.on_click(lambda _: self._put("account", name=self._account.value))
+        texts = {
+            "pause account": ("‖ Pause account", "Give this account no more work"),
+            "resume account": ("▶ Resume account", "Give this account work again"),
+            "unpark": ("▶ End its rest", "What made it rest is mended: give it work again"),
+        }
+        self._account_buttons = {
+            what: self._button(what.replace(" ", "-"), *said) for what, said in texts.items()
+        }
+        for what, button in self._account_buttons.items():
+            button.on_click(partial(self._tell_account, what))
         self._resize = self._button("resize", "Set slots", "Change how many jobs it runs at once")
         self._resize.on_click(
-            lambda _: self._put("resize", name=self._account.value, n=self._capacity.value)
+            lambda _: self._put("set slots of", name=self._account.value, n=self._capacity.value)
         )
         self._account.observe(self._choose, "value")
         self._account_row = self._box(
-            "vq-row", self._account, self._rest, self._capacity, self._resize
+            "vq-row",
+            *(self._account, *self._account_buttons.values(), self._capacity, self._resize),
         )
         self._account_row.add_class("vq-account-row")
         self._account_row.layout.display = "none"
@@ -159,8 +199,9 @@ class Board:
 
     def _make_doubt_row(self) -> None:
         self._doubt = _named(widgets.Dropdown(), "In doubt")
+        self._doubt.observe(self._choose, "value")
         self._handle = _named(widgets.Text(), "Id at the provider")
-        self._handle.layout.width = "240px"
+        self._handle.layout.width = "340px"
         texts = {
             "attach": ("It was sent: use this id", "Collect what the provider made of it"),
             "not_sent": ("It was never sent", "Send it, as if for the first time"),
@@ -182,10 +223,24 @@ class Board:
         if not self._is_setting:
             self._put("look")
 
-    def _resolve(self, how: str, _: object) -> None:
-        if self._doubt.value is not None:
-            value = self._handle.value.strip() or None
-            self._put("resolve", number=self._doubt.value, how=how, value=value)
+    @property
+    def _shown(self) -> Snapshot:
+        assert self._look is not None  # buttons are there after the first look
+        return self._look.snapshot
+
+    def _tell_account(self, what: str, _: object) -> None:
+        name = self._account.value
+        shown = next((a for a in self._shown.accounts if a.name == name), None)
+        self._put(what, name=name, parked_until_ms=shown and shown.parked_until_ms)
+
+    def _resolve(self, how: Any, _: object) -> None:
+        number, text, shown = self._doubt.value, self._handle.value.strip(), self._shown
+        job = next((job for job in shown.doubts if job.number == number), None)
+        doubt = None
+        if job is not None:
+            step = _open_step(shown, job.number)
+            doubt = Doubt(job.number, job.fence, how, text, step, shown.examples.get(step or ""))
+        self._put("resolve", doubt=doubt)
 
     def _make_log_row(self) -> None:
         title = self._pane("vq-fit")
@@ -269,16 +324,15 @@ class Board:
         return known or look.has_handler
 
     def _set_buttons(self, look: Look) -> None:
-        s, pending = look.snapshot, look.pending
+        s, pending = look.snapshot, _under_way(look)
         left = s.counts["queued"] + s.counts["running"]
         failed = s.counts["failed"]
         alive = [r for r in s.runners if r.is_alive]
         is_stopping = bool(alive) and all(r.state == "stopping" for r in alive)
-        verb = "resume" if s.is_paused else "pause"
         states = (
             (self._start, "▶ Start", "Starting…", "start", not look.is_here),
-            (self._pause, "▶ Resume" if s.is_paused else "‖ Pause", f"{verb[:-1]}ing…".title(),
-             "pause", True),
+            (self._pause, "‖ Pause", "Pausing…", "pause", True),
+            (self._resume, "▶ Resume", "Resuming…", "resume", True),
             (self._stop, "◼ Stopping…" if is_stopping else "◼ Stop", "Stopping…", "stop",
              bool(alive) and not is_stopping),
             (self._cancel, "Cancel all", "Cancelling…", "cancel", left > 0),
@@ -286,11 +340,12 @@ class Board:
              "retry", failed > 0),
         )  # fmt: skip
         for button, text, busy, what, is_possible in states:
-            is_busy = what in pending
+            is_busy = (what, "") in pending
             is_possible = is_possible and (what != "start" or self._may_start(look))
             with button.hold_sync():
                 button.description = busy if is_busy else text
                 button.disabled = is_busy or not is_possible
+        _show_one(self._resume if s.is_paused else self._pause, (self._pause, self._resume))
         if look.ask is not None:
             self._question.value = panes.part(look.ask.question)
             self._yes.description = look.ask.yes
@@ -299,30 +354,46 @@ class Board:
     def _set_account_row(self, look: Look) -> None:
         accounts = {a.name: a for a in look.snapshot.accounts}
         self._account_row.layout.display = "flex" if accounts else "none"
-        _offer(self._account, {name: name for name in accounts})
-        account = accounts.get(self._account.value)
+        is_first = len(self._account.options) < 2
+        _offer(self._account, {name: name for name in accounts}, "which account?", "{}: gone")
+        if is_first and accounts:
+            self._account.value = next(iter(accounts))
+        account, pending = accounts.get(self._account.value), _under_way(look)
         if account is None:
             return
-        is_resting = account.why_not is not None and account.why_not.startswith("parked")
-        is_on = account.is_enabled and not is_resting
-        with self._rest.hold_sync():
-            self._rest.description = (
-                "…" if "account" in look.pending
-                else "‖ Pause account" if is_on else "▶ Resume account"
-            )  # fmt: skip
-            self._rest.disabled = "account" in look.pending
-        self._resize.disabled = "resize" in look.pending
+        what = "pause account"
+        if account.parked_until_ms is not None:
+            what = "unpark"
+        if not account.is_enabled:
+            what = "resume account"
+        _show_one(self._account_buttons[what], self._account_buttons.values())
+        for verb, button in self._account_buttons.items():
+            button.disabled = (verb, account.name) in pending
+        self._resize.disabled = ("set slots of", account.name) in pending
         if self._shown_account != account.name:  # what is being typed is left alone
             self._shown_account = account.name
             self._capacity.value = account.capacity
 
     def _set_doubt_row(self, look: Look) -> None:
-        numbers = {f"job {job.number}": job.number for job in look.snapshot.doubts}
+        s = look.snapshot
+        numbers = {f"job {job.number}": job.number for job in s.doubts}
         self._doubt_row.layout.display = "flex" if numbers else "none"
-        _offer(self._doubt, numbers)
-        is_busy = "resolve" in look.pending
+        if not _offer(self._doubt, numbers, "which job?", "job {}: no more in the list"):
+            self._handle.value = ""  # what was typed was meant for another one
+        number = self._doubt.value
+        step = None if number is None else _open_step(s, number)
+        self._handle.description = "Id at the provider" if step is None else "What it gave"
+        self._handle.placeholder = "" if step is None else panes.example(s.examples.get(step))
+        is_busy = ("resolve", number) in _under_way(look)
         for button in self._doubt_row.children[2:]:
             button.disabled = is_busy
+
+    def forget(self, number: int) -> None:
+        """Takes the choice of this job in doubt back, and what was typed for it."""
+        if self._doubt.value == number:
+            self._is_setting = True
+            self._doubt.value, self._handle.value = None, ""
+            self._is_setting = False
 
     def _speak(self, s: Snapshot, now_s: float) -> None:
         """Renews what a screen reader hears, every ten seconds at most."""
@@ -348,15 +419,41 @@ def _named(widget: Any, name: str) -> Any:
     return widget
 
 
-def _offer(dropdown: widgets.Dropdown, options: dict[str, Any]) -> None:
-    """Offers these, and keeps what is chosen; where nothing is, the first."""
-    if tuple(options.items()) == dropdown.options:
-        return
+def _open_step(s: Snapshot, number: int) -> str | None:
+    """The function's step that a job is in doubt about; None where it is a provider's render."""
+    names = [step.name for step in s.evidence.get(number, ())]
+    return None if not names or RENDER in names else names[0]
+
+
+def _under_way(look: Look) -> set[tuple[str, str | int]]:
+    return {(wish.verb, wish.of) for wish in look.pending}
+
+
+def _show_one(shown: widgets.Widget, among: Iterable[widgets.Widget]) -> None:
+    for widget in among:
+        widget.layout.display = None if widget is shown else "none"
+
+
+def _offer(dropdown: widgets.Dropdown, options: dict[str, Any], none: str, gone: str) -> bool:
+    """Offers these, and keeps what is chosen if it is among them, else nothing is chosen.
+
+    A front end says the place of what was chosen in the list, and may say it late: so none
+    ever changes its place, and what is there no more is called so. `none` and `gone` are the
+    texts for no choice and for what has gone. False if what was chosen is not there any more.
+    """
+    offered = [value for _, value in dropdown.options] or [None]
+    values = list(dict.fromkeys((*offered, *options.values())))
+    names = {value: text for text, value in options.items()}
+    texts = [none, *(names.get(value, gone.format(value)) for value in values[1:])]
     chosen = dropdown.value
-    with dropdown.hold_sync():
-        dropdown.options = tuple(options.items())
-        left = tuple(options.values())
-        dropdown.value = chosen if chosen in left else left[0] if left else None
+    is_there = chosen is None or chosen in names
+    wanted = chosen if is_there else None
+    listed = tuple(zip(texts, values, strict=True))
+    if listed != dropdown.options or wanted != chosen:
+        with dropdown.hold_sync():
+            dropdown.options = listed
+            dropdown.value = wanted
+    return is_there
 
 
 def _all_of(widget: widgets.Widget) -> list[widgets.Widget]:

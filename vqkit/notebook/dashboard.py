@@ -17,23 +17,26 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from .. import html, secrets
+from .. import codec, html, secrets
 from ..clock import local_text
 from ..errors import StoreLost, UsageError, VqkitError
 from ..job import Event
 from ..snapshot import Snapshot
 from ..words import count
+from . import panes
 from .controls import Controls, Pace
+from .panes import CLOSED, ENDED
 
 if TYPE_CHECKING:
-    from .board import Ask, Board
+    from .board import Ask, Board, Doubt, Wish
     from .live_plots import LivePlots
 
 __all__ = ["Dashboard", "show"]
@@ -49,7 +52,7 @@ LOG_LINES = 80
 LOG_KEPT = 2000
 CLOSE_S = 2.0
 
-Wishes = SimpleQueue[tuple[str, Callable[[], object]] | None]
+Wishes = SimpleQueue["tuple[Wish, Callable[[], object]] | None"]
 
 _shown: weakref.WeakValueDictionary[Path, Dashboard] = weakref.WeakValueDictionary()
 
@@ -71,13 +74,13 @@ class Dashboard:
         self._inbox: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
         self._wake = threading.Event()
         self._wishes: Wishes = SimpleQueue()
-        self._done: SimpleQueue[tuple[str, str | None]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Wish, str | None]] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._name = controls.path.name
         self._viewer = _Viewer(self._name)
-        self._pending: set[str] = set()
+        self._pending: set[Wish] = set()
         self._message: str | None = None
         self._ask: Ask | None = None
         self._ask_until_s = 0.0
@@ -141,9 +144,10 @@ class Dashboard:
         """Does what the buttons asked since the last look. True if there was anything."""
         is_news = False
         while not self._done.empty():
-            what, wrong = self._done.get()
-            self._pending.discard(what)
-            self._message = wrong
+            wish, wrong = self._done.get()
+            self._pending.discard(wish)
+            if wrong is not None:
+                self._say(wrong)
             is_news = True
         while not self._inbox.empty():
             what, about = self._inbox.get()
@@ -162,57 +166,103 @@ class Dashboard:
         asked, self._ask = self._ask, None
         s, controls = self._viewer.snapshot, self._controls
         assert s is not None  # buttons are there after the first look
+        name = about.get("name", "")
         match what:
             case "start":
-                self._wish(what, self._start)
+                self._wish(what, do=self._start)
             case "pause":
-                self._wish(what, controls.resume if s.is_paused else controls.pause)
+                self._wish(what, do=controls.pause)
+            case "resume":
+                self._wish(what, do=controls.resume)
             case "stop":
-                self._wish(what, controls.stop)
+                self._wish(what, do=controls.stop)
             case "retry":
-                self._wish(what, controls.requeue)
+                ended_by = about["ended_by_ms"] / 1000
+                self._wish(what, do=lambda: controls.requeue(ended_by=ended_by))
             case "cancel":
-                n = s.counts["queued"] + s.counts["running"]
-                jobs = count(n, "job")
-                self._ask = Ask(f"Cancel {jobs}?", f"Yes, cancel {jobs}", "cancel", {})
-            case "resolve" if about["how"] in ("pay_again", "give_up"):
-                question, yes = {
-                    "pay_again": ("Pay for job {} again?", "Yes, pay again"),
-                    "give_up": ("Give job {} up? It counts as failed.", "Yes, give up"),
-                }[about["how"]]
-                self._ask = Ask(question.format(about["number"]), yes, "resolve", about)
+                jobs = count(s.counts["queued"] + s.counts["running"], "job")
+                self._ask = Ask(f"Cancel {jobs}?", f"Yes, cancel {jobs}", s.last_number)
+            case "yes" if asked is not None and asked is about["ask"]:
+                self._do_after_all(asked)
+            case "yes":
+                self._say("that question was over by then: nothing was done")
             case "resolve":
-                self._resolve(about)
-            case "account":
-                self._wish(what, lambda: _turn_account(controls, about["name"]))
-            case "resize":
-                self._wish(what, lambda: controls.accounts.set_capacity(about["name"], about["n"]))
-            case "yes" if asked is not None and asked.what == "cancel":
-                # What is in doubt may have been paid for: that is for `resolve` to end.
-                self._wish("cancel", lambda: controls.cancel(status=("queued", "running")))
-            case "yes" if asked is not None:
-                self._resolve(asked.about)
+                self._hear_of_doubt(about["doubt"])
+            case "no":
+                pass
+            case _ if name is None:
+                self._say("choose an account first: nothing was done")
+            case "pause account":
+                self._wish(what, name, do=lambda: controls.accounts.disable(name))
+            case "resume account":
+                self._wish(what, name, do=lambda: controls.accounts.enable(name))
+            case "unpark":
+                until_ms = about["parked_until_ms"]
+                self._wish(what, name, until_ms, do=lambda: _unpark(controls, name, until_ms))
+            case "set slots of":
+                n = about["n"]
+                self._wish(what, name, n, do=lambda: controls.accounts.set_capacity(name, n))
         self._ask_until_s = now_s + CONFIRM_S
 
-    def _resolve(self, about: dict[str, Any]) -> None:
-        number, how = about["number"], about["how"]
-        value = about["value"] if how == "attach" else None
-        self._wish("resolve", lambda: self._controls.resolve(number, how, value=value))
+    def _do_after_all(self, asked: Ask) -> None:
+        about, cancel = asked.about, self._controls.cancel
+        if isinstance(about, int):
+            # What is in doubt may have been paid for: that is for `resolve` to end.
+            status = ("queued", "running")
+            self._wish("cancel", detail=about, do=lambda: cancel(status=status, upto=about))
+        else:
+            self._resolve(about)
 
-    def _wish(self, what: str, do: Callable[[], object]) -> None:
+    def _hear_of_doubt(self, doubt: Doubt | None) -> None:
+        from .board import Ask
+
+        if doubt is None:
+            self._say("choose a job that is in doubt first: nothing was done")
+        elif doubt.how == "pay_again":
+            self._ask = Ask(f"Pay for job {doubt.number} again?", "Yes, pay again", doubt)
+        elif doubt.how == "give_up":
+            question = f"Give job {doubt.number} up? It counts as failed."
+            self._ask = Ask(question, "Yes, give up", doubt)
+        else:
+            self._resolve(doubt)
+
+    def _resolve(self, doubt: Doubt) -> None:
+        value = None
+        if doubt.how == "attach":
+            try:
+                value = _typed(doubt)
+            except UsageError as error:
+                self._say(f"job {doubt.number}: {error}; nothing was done")
+                return
+        detail = (doubt.fence, doubt.how, doubt.text)
+        do = partial(_resolve, self._controls, doubt, value)
+        self._wish("resolve", doubt.number, detail, do=do)
+        if self.board is not None:
+            self.board.forget(doubt.number)
+
+    def _wish(
+        self, verb: str, of: str | int = "", detail: Hashable = None, *, do: Callable[[], object]
+    ) -> None:
         """Hands it to the thread that writes; until it is done the button says so."""
-        if what in self._pending:
+        from .board import Wish
+
+        wish = Wish(verb, of, detail)
+        if wish in self._pending:
             return
-        self._pending.add(what)
+        self._pending.add(wish)
         if self._worker is None:
             self._worker = threading.Thread(
                 target=_carry_out,
-                args=(self._wishes, self._done, self._wake),
+                args=(weakref.ref(self._controls), self._wishes, self._done, self._wake),
                 name="vqkit-wishes",
                 daemon=True,
             )
             self._worker.start()
-        self._wishes.put((what, do))
+        self._wishes.put((wish, do))
+
+    def _say(self, what: str) -> None:
+        """Tells it on the board, until the next button is pressed."""
+        self._message = f"{self._message}; {what}" if self._message else what
 
     def _show(self, board: Board) -> None:
         from .board import Look
@@ -262,17 +312,48 @@ def _standing(s: Snapshot) -> object:
     return s.is_paused, left == 0, frozenset(r.id for r in s.runners if r.is_alive)
 
 
-def _turn_account(controls: Controls, name: str) -> None:
-    """Pauses an account; gives one that is paused or parked work again."""
-    account = next((a for a in controls.accounts if a.name == name), None)
-    if account is None:
-        raise UsageError(f"there is no account {name!r} any more")
-    if not account.is_enabled:
-        controls.accounts.enable(name)
-    elif account.parked_until_ms is not None and account.parked_reason is not None:
-        controls.accounts.unpark(name)
-    else:
-        controls.accounts.disable(name)
+def _unpark(controls: Controls, name: str, until_ms: int) -> None:
+    """Ends the rest that was shown, and no other."""
+    if controls.accounts[name].parked_until_ms not in (until_ms, None):
+        raise UsageError("it rests for another reason by now; look again")
+    controls.accounts.unpark(name)
+
+
+def _resolve(controls: Controls, doubt: Doubt, value: Any) -> None:
+    """Ends the doubt that was shown, and none that came later."""
+    job = controls.job(doubt.number)
+    if job.status != "in_doubt" or job.fence != doubt.fence:
+        raise UsageError(f"it is {job.status.replace('_', ' ')} by now; look again")
+    controls.resolve(doubt.number, doubt.how, value=value)
+
+
+def _typed(doubt: Doubt) -> Any:
+    """What was typed for a paid call: a render's handle, or what a function's step gave.
+
+    Only the handler knows what its step gives, so nothing is made of bare text there.
+    """
+    if not doubt.text:
+        wanted = "what it gave, as JSON" if doubt.step else "its id"
+        raise UsageError(f"this needs value: type {wanted}, as the provider says it")
+    try:
+        value, is_json = codec.loads(doubt.text), True
+    except ValueError:
+        value, is_json = doubt.text, False
+    if doubt.step is None:
+        return value if isinstance(value, dict | str) else doubt.text
+    like = panes.example(doubt.example)
+    is_alike = type(value) is type(doubt.example)
+    if not is_json or not (is_alike or (doubt.example is None and _is_said(value))):
+        raise UsageError(
+            f"{doubt.text!r} is not what its step {doubt.step!r} gives: your function's own"
+            f" call, so type what it would have returned, as JSON: {like}"
+        )
+    return value
+
+
+def _is_said(value: Any) -> bool:
+    """True of JSON that nobody types by mistake: a bare id of digits is JSON too."""
+    return isinstance(value, dict | list | str)
 
 
 class _Viewer:
@@ -354,13 +435,13 @@ def _serve(
     ref: weakref.ref[Dashboard], wake: threading.Event, board: Board, wishes: Wishes
 ) -> None:
     """Looks again and again, until the dashboard is closed or nobody holds it any more."""
-    from .panes import ENDED
-
     pause_s, note = TICK_S, ENDED
     while True:
         wake.wait(pause_s)
         wake.clear()
         dashboard = ref()
+        if dashboard is not None and dashboard._controls.is_closed:
+            note, dashboard._is_closed = CLOSED, True
         if dashboard is None or dashboard.is_closed:
             break
         try:
@@ -397,18 +478,25 @@ def _note_for(
 
 
 def _carry_out(
-    wishes: Wishes, done: SimpleQueue[tuple[str, str | None]], wake: threading.Event
+    ref: weakref.ref[Controls],
+    wishes: Wishes,
+    done: SimpleQueue[tuple[Wish, str | None]],
+    wake: threading.Event,
 ) -> None:
     """Does what the buttons ask, in order; what goes wrong is told on the board."""
-    while (wish := wishes.get()) is not None:
-        what, do = wish
+    while (asked := wishes.get()) is not None:
+        wish, do = asked
         wrong = None
         try:
+            controls = ref()
+            if controls is None or controls.is_closed:
+                raise StoreLost(CLOSED)
+            del controls
             do()
         except Exception as error:  # noqa: BLE001 - told to who pressed the button
-            wrong = secrets.redact(f"{what}: {error}")
-        del wish, do
-        done.put((what, wrong))
+            wrong = secrets.redact(f"{wish}: {error}")
+        del asked, do
+        done.put((wish, wrong))
         wake.set()
 
 

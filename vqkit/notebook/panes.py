@@ -6,8 +6,9 @@ Everything a user or a provider has written goes through `html.element`, which e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from .. import html
+from .. import codec, html
 from ..clock import local_text
 from ..html import Markup, element, join
 from ..job import Event, Job, Step
@@ -15,10 +16,12 @@ from ..snapshot import Snapshot, duration_text
 from ..words import clean, count, event_words, failure_of, failure_text, shorten, what
 
 __all__ = [
+    "CLOSED",
     "ENDED",
     "accounts",
     "banners",
     "doubts",
+    "example",
     "head",
     "heard",
     "jobs",
@@ -34,6 +37,7 @@ ACCOUNTS_SHOWN = 30
 ROWS_MAX = 50
 RETRIES_TOLD = 3
 ENDED = "this dashboard has ended; q.dashboard() shows it again"
+CLOSED = "this queue was closed; open it again: q = Queue(path), and q.dashboard()"
 
 
 def state_of(s: Snapshot) -> tuple[str, str]:
@@ -250,6 +254,22 @@ def _evidence(step: Step, now_ms: int) -> str:
         f"step {step.name}, begun {local_text(step.begun_ms, now_ms)}{where},"
         f" key {step.key}{request}"
     )
+
+
+def example(value: Any) -> str:
+    """What a person is to type for a step: as another job's answer looked, without its texts."""
+    like = (
+        'JSON, such as {"id": "…"}' if value is None else codec.readable(codec.dumps(_shape(value)))
+    )
+    return shorten(like, 60)
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shape(of) for name, of in value.items()}
+    if isinstance(value, list):
+        return [_shape(of) for of in value[:1]]
+    return "…" if isinstance(value, str) else value
 
 
 def log(events: Sequence[Event], now_ms: int, about: str) -> Markup:

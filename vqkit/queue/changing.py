@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from ..errors import UnknownName, UsageError
 from ..job import TERMINAL, Job
 from ..steps import RENDER
 from ..store.base import JobFilter
-from .asked import Which, statuses
+from .asked import Which, moment, statuses
 from .looking import Looking
 
 __all__ = ["Changing"]
@@ -30,18 +31,20 @@ class Changing(Looking):
         status: str | Iterable[str] | None = None,
         batch: str | None = None,
         account: str | None = None,
+        upto: int | None = None,
     ) -> int:
         """Cancels what waits, asks what runs to stop. Returns how many jobs that touched.
 
         Jobs are named by number or id, or chosen by status, batch, account; all jobs there
-        are: ``status=("queued", "running")``. Finished jobs stay as they are.
+        are: ``status=("queued", "running")``. With `upto` none that has a higher number, so
+        none that is put meanwhile. Finished jobs stay as they are.
         """
         if not which and status is None and batch is None and account is None:
             raise UsageError(
                 "cancel() wants to know which: q.cancel(17), q.cancel(batch='foxes.xlsx'), or"
                 " q.cancel(status=('queued', 'running')) for all"
             )
-        chosen = self._chosen(which, status, batch, account)
+        chosen = replace(self._chosen(which, status, batch, account), upto=upto)
         return len(self._write(lambda s: s.transition(chosen, "cancel", reason="by you")))
 
     def requeue(
@@ -50,15 +53,18 @@ class Changing(Looking):
         status: str | Iterable[str] | None = None,
         batch: str | None = None,
         account: str | None = None,
+        ended_by: datetime | str | float | None = None,
     ) -> int:
         """Gives finished jobs a second chance, all their attempts anew. Returns how many.
 
         Without arguments: the failed ones. A completed job is rendered again only when it
-        is named, or with ``status="completed"``.
+        is named, or with ``status="completed"``. With `ended_by` (a datetime, ISO text, or
+        Unix seconds) none that ended later.
         """
         if not which and status is None:
             status = "failed"
         chosen = self._chosen(which, status, batch, account)
+        chosen = replace(chosen, ended_by_ms=moment("ended_by", ended_by))
         return len(self._write(lambda s: s.transition(chosen, "requeue")))
 
     def _check_batch(self, name: str) -> None:

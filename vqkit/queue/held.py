@@ -145,6 +145,8 @@ class Held:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._dashboard is not None:
+            self._dashboard.close()
         shared = self._shared
         shared.holders -= 1
         if shared.holders > 0 or shared.pid != os.getpid():

@@ -13,6 +13,7 @@ from ..job import (
     Event,
 )
 from ..liveness import is_alive
+from ..policy import comes_back_ms
 from ..store.files import beside
 from ..store.sums import Ends, Pace, costs, newest_completed, timeline, tries, with_prompts
 from ..words import what as what_of
@@ -54,17 +55,21 @@ class Pictures(Running):
         )
         return self._dashboard
 
-    def signs(self) -> tuple[int, frozenset[str], str | None]:
+    def signs(self) -> tuple[object, ...]:
         """What changes when the queue does, and costs next to nothing to look at.
 
-        A number that changes with every commit, who of those that work on it lives, and
-        what troubles the run of this kernel.
+        A number that changes with every commit, who of those that work on it lives, which
+        parks of accounts and models are still to end, and what troubles the run of this kernel.
         """
         folder = beside(self.path) / "runners"
-        version, runners = self._read(lambda s: (s.changes_elsewhere(), s.runners()))
+        now_ms = self._clock.now_ms()
+        version, runners, accounts = self._read(
+            lambda s: (s.changes_elsewhere(), s.runners(), s.accounts())
+        )
         living = frozenset(runner.id for runner in runners if is_alive(folder, runner))
+        parked = tuple(comes_back_ms(accounts, now_ms))
         run = self._shared.run
-        return version, living, None if run is None else run.health.trouble
+        return version, living, parked, None if run is None else run.health.trouble
 
     def pace(self, before: Pace | None = None) -> Pace:
         """How the work has gone, brought up to date; pass what an earlier call gave.

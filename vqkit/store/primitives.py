@@ -108,7 +108,10 @@ class Runner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs: all that match every part that is given. `newest` turns the order round."""
+    """Which jobs: all that match every part that is given. `newest` turns the order round.
+
+    Numbers are above `after` and at most `upto`; `ended_by_ms` is for finished jobs only.
+    """
 
     status: tuple[str, ...] = ()
     batch: str | None = None
@@ -117,6 +120,8 @@ class JobFilter:
     numbers: tuple[int, ...] | None = None
     ids: tuple[str, ...] | None = None
     after: int = 0
+    upto: int | None = None
+    ended_by_ms: int | None = None
     limit: int | None = None
     newest: bool = False
 
@@ -214,6 +219,14 @@ class Primitives(ABC):
     @abstractmethod
     def steps(self, job: int | None = None) -> list[Step]:
         """All steps, or one job's, in the order they were begun."""
+
+    @abstractmethod
+    def last_number(self) -> int:
+        """The highest number a job was ever given; 0 where there is none."""
+
+    @abstractmethod
+    def example_value(self, name: str) -> str | None:
+        """What a step of this name gave, as JSON: the newest among the newest steps."""
 
     @abstractmethod
     def paid_values(self, account: str) -> list[str]:

@@ -52,6 +52,7 @@ RESERVE_BYTES = 64 * 1024 * 1024  # below this much free room no new work is tak
 PAGE = 500
 PACE_ATTEMPTS = 500
 RECENT_EVENTS = 400
+RECENT_STEPS = 1000
 BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
 MODELS_MAX = 200  # of a lane; more than these wait until some of them are done
 KNOWN_MIGRATIONS = ("m001_tables", "m002_strays", "m003_models", "m004_shared_rows")
@@ -576,6 +577,10 @@ class SqliteStore(Store):
             after = page[-1].number
             left = None if left is None else left - len(page)
 
+    def last_number(self) -> int:
+        sql = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'jobs'"
+        return int(self._conn.execute(sql).fetchone()[0])
+
     def _newest(self, chosen: JobFilter) -> list[Job]:
         where, params = _where(chosen)
         limit = PAGE if chosen.limit is None else chosen.limit
@@ -600,9 +605,7 @@ class SqliteStore(Store):
     def _insert_jobs(self, jobs: Sequence[Job], now_ms: int) -> list[Job]:
         if not jobs:
             return []
-        # The write lock is ours: the next numbers are too.
-        sql = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'jobs'"
-        first = self._conn.execute(sql).fetchone()[0] + 1
+        first = self.last_number() + 1  # the write lock is ours: the next numbers are too
         n = len(jobs)
         columns: list[Sequence[Any]] = list(zip(*jobs, strict=True))
         columns[_NUMBER] = range(first, first + n)
@@ -878,6 +881,14 @@ class SqliteStore(Store):
         )
         return [Step(*row) for row in found.fetchall()]
 
+    def example_value(self, name: str) -> str | None:
+        found = self._conn.execute(
+            "SELECT value FROM (SELECT name, state, value FROM steps ORDER BY job DESC LIMIT ?)"
+            " WHERE name = ? AND state = 'done' LIMIT 1",
+            (RECENT_STEPS, name),
+        ).fetchone()
+        return None if found is None else found[0]
+
     def paid_values(self, account: str) -> list[str]:
         found = self._conn.execute(
             "SELECT value FROM steps WHERE account = ? AND is_paid = 1 AND state = 'done'",
@@ -1018,6 +1029,10 @@ def _where(chosen: JobFilter) -> tuple[str, list[Any]]:
     for name in ("batch", "account", "owner"):
         if (value := getattr(chosen, name)) is not None:
             terms.append(f"{name} = ?")
+            params.append(value)
+    for name, term in (("upto", "number <= ?"), ("ended_by_ms", "finished_ms <= ?")):
+        if (value := getattr(chosen, name)) is not None:
+            terms.append(term)
             params.append(value)
     if chosen.numbers is not None:
         terms.append(_IN_NUMBERS)
