@@ -27,6 +27,7 @@ from vqkit.clock import SystemClock
 from vqkit.errors import (
     NOT_ACCEPTED,
     InDoubt,
+    LifecycleError,
     PayloadError,
     ProviderError,
     UsageError,
@@ -762,6 +763,71 @@ def test_cancelling_a_doubt_counts_what_it_may_have_cost(studio: Studio) -> None
         q.cancel(1)
         assert q.job(1).status == "cancelled"
         assert spent(q) == studio.billed() == COST
+
+
+def leave_in_doubt(q: Queue) -> Callable[[Any], Any]:
+    """One job of README's handler, whose answer was lost; that handler."""
+    calls: list[str] = []
+
+    async def render(job: Any) -> Any:
+        def submit(key: str) -> Any:
+            calls.append(key)
+            raise TimeoutError("no answer")
+
+        task = await job.once("submit", submit, paid=True)
+        video = await job.once("wait", lambda: "video of " + str(task))
+        assert len(calls) == 1
+        return video, task["id"]
+
+    q.put({"n": 1}, max_attempts=1)
+    drain(q, render)
+    return render
+
+
+def test_what_was_attached_wrongly_is_put_right_and_nothing_is_paid_again(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        render = leave_in_doubt(q)
+        q.resolve(1, "attach", value="task-2")
+        q.resolve(1, "attach", value="task-1")  # before anybody has used it
+        assert q.steps(1)[0].value == "task-1"
+        drain(q, render)
+        assert q.job(1).status == "failed"
+        assert "string indices must be integers" in q.job(1).error["message"]
+        assert q.resolve(1, "attach", value={"id": "task-1"}).status == "queued"
+        drain(q, render)
+        assert q.job(1).result == ["video of {'id': 'task-1'}", "task-1"]
+        with pytest.raises(LifecycleError, match="job 1 is completed"):
+            q.resolve(1, "attach", value={"id": "task-3"})
+
+
+def test_what_a_call_gave_itself_is_not_replaced(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+
+        async def render(job: Any) -> None:
+            await job.once("submit", lambda key: {"id": "task-1"}, paid=True)
+            raise GiveUp("useless")
+
+        q.put({"n": 1})
+        drain(q, render)
+        with pytest.raises(LifecycleError, match="no value that was attached"):
+            q.resolve(1, "attach", value={"id": "task-2"})
+        assert q.steps(1)[0].value == {"id": "task-1"}
+
+
+def test_what_another_paid_step_was_begun_with_is_not_taken_back(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        leave_in_doubt(q)
+        q.resolve(1, "attach", value={"id": "task-1"})
+
+        async def more(job: Any) -> None:
+            await job.once("submit", lambda key: {}, paid=True)
+            await job.once("upscale", lambda key: 1, paid=True)
+            raise GiveUp("useless")
+
+        more.__name__ = "render"
+        drain(q, more)
+        with pytest.raises(UsageError, match="paid step 'upscale' was begun with what was attach"):
+            q.resolve(1, "attach", value={"id": "task-2"})
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,9 @@ class Changing(Looking):
         ``"give_up"``: the job fails. With these two `cost` is what the one in doubt has cost,
         in dollars, as the provider's bill says; without it, what was set aside counts as
         spent. `q.job(n).reason` and `q.events(job=n)` hold the evidence.
+
+        What was attached wrongly to a step of your function is put right by another
+        ``"attach"`` while the job waits, or once it has failed: that queues it again.
         """
         job = self.job(which)
         note = f"by you: {how.replace('_', ' ')}"
@@ -156,6 +159,9 @@ class Changing(Looking):
             raise UsageError(
                 "resolve(…, 'attach') needs value=…: what the call gave, or the render's handle"
             )
+        if job.status in ("queued", "failed"):
+            value_json = codec.dumps(value, "value")
+            return self._write(lambda s: s.attach_anew(job.number, value_json, note))
         open_steps = [s for s in self.steps(job) if s.state == "intent"]
         is_render = any(step.name == RENDER for step in open_steps) or not open_steps
         if not is_render:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .. import codec, lifecycle, policy
-from ..errors import InDoubt
+from ..errors import InDoubt, LifecycleError, UsageError
 from ..job import Account, Attempt, Event, Job, Step
 from ..outcome import Bill, Effect
 from ..secrets import redact
@@ -192,6 +192,54 @@ class PaidVerbs(Primitives):
         for i, a in enumerate(doubtful):
             cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
             self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
+
+    def attach_anew(self, number: int, value_json: str, reason: str) -> Job:
+        """Puts another value in place of the one that a person had attached to a step.
+
+        For a job that waits or has failed, which is queued again; `reason` is that of the
+        earlier word. Steps that were done with the earlier value, and cost nothing, are done
+        again. Raises LifecycleError for any other job, UsageError where another paid step
+        has been begun since.
+        """
+        with self.transaction():
+            now_ms = self.clock.now_ms()
+            job = self.job(number)
+            mine = [step for step in self.steps(number) if step.generation == job.generation]
+            said = [s for s in mine if s.is_paid and self._was_said(s, reason)]
+            if job.status not in ("queued", "failed") or job.handle_json is not None or not said:
+                raise LifecycleError(
+                    f"job {number} is {job.status}, and no value that was attached to a step of"
+                    " it can be replaced; resolve needs in_doubt",
+                    job_id=job.id,
+                    status=job.status,
+                    verb="resolve",
+                )
+            step = said[-1]
+            later = [s for s in mine if s != step and s.begun_ms >= (step.ended_ms or 0)]
+            if paid := [s.name for s in later if s.is_paid]:
+                raise UsageError(
+                    f"job {number}: its paid step {paid[0]!r} was begun with what was attached to"
+                    f" {step.name!r}; that cannot be taken back"
+                )
+            for after in later:
+                self._delete_step(after)
+            self._write_step(_done(step, value_json, now_ms))
+            data = codec.dumps({"reason": reason})
+            self._record([Event("job.resolved", number, now_ms, data_json=data)])
+            if job.status == "failed":
+                failed, (job, event) = job, lifecycle.apply(job, "requeue", now_ms, reason=reason)
+                self._write([(failed, job)])
+                self._record([event])
+        return job
+
+    def _was_said(self, step: Step, reason: str) -> bool:
+        """True where a word with this reason is what ended the step: they share their moment."""
+        return any(
+            event.type == "job.resolved"
+            and event.at_ms == step.ended_ms
+            and event.data.get("reason") == reason
+            for event in self.events(job=step.job)
+        )
 
     def close_render(self, number: int, note: str, bill: Bill | None = None) -> None:
         """Forgets the open render of a finished job: its provider has been told, or is done.
