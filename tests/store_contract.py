@@ -896,3 +896,32 @@ class StoreContract:
         for name in (5, "id-5"):
             with pytest.raises(UnknownName, match=f"no job {name!r} in this queue"):
                 store.job(name)
+
+    def test_jobs_are_chosen_up_to_a_number_and_by_when_they_ended(self, store, clock) -> None:
+        store.save_account(Account("a", "p", 5))
+        assert store.last_number() == 0
+        bring(store, "failed", "early")
+        by_ms = clock.now_ms()
+        clock.time_ms += 1
+        bring(store, "failed", "late")
+        numbers = [job.number for job in store.jobs(ALL)]
+        assert store.last_number() == numbers[-1]
+        for chosen in (JobFilter(upto=numbers[0]), JobFilter(ended_by_ms=by_ms)):
+            assert [job.number for job in store.jobs(chosen)] == numbers[:1]
+        store.transition(JobFilter(status=("failed",), ended_by_ms=by_ms), "requeue")
+        assert [job.status for job in store.jobs(ALL)] == ["queued", "failed"]
+        store.prune_these(numbers[1:])
+        assert store.last_number() == numbers[-1]
+
+    def test_an_example_is_what_the_newest_step_of_that_name_gave(self, store) -> None:
+        store.save_account(Account("a", "p", 5))
+        assert store.example_value("submit") is None
+        store.put([a_job(n) for n in range(3)])
+        for job in claim(store):
+            step, _ = store.begin_step(
+                job.number, job.fence, "submit", is_paid=True, request_json=None
+            )
+            if job.number < 3:
+                store.end_step(step, job.fence, dumps({"id": job.number}))
+        assert store.example_value("submit") == dumps({"id": 2})
+        assert store.example_value("wait") is None

@@ -23,6 +23,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from vqkit import GiveUp, Queue, Retry
+from vqkit.errors import UsageError
 from vqkit.notebook import panes
 from vqkit.notebook.dashboard import Dashboard
 from vqkit.snapshot import Snapshot
@@ -613,6 +614,23 @@ def test_what_was_typed_for_one_job_never_goes_to_another(q: Queue, steer: Steer
     assert (board._doubt.value, board._handle.value) == (None, "")
     assert [job.status for job in q.jobs()] == ["queued", "failed", "in_doubt"]
     assert q.steps(3)[0].state == "intent"
+
+
+def test_what_was_sent_off_is_not_in_the_field_any_more_even_if_it_was_refused(
+    q: Queue, steer: Steer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UsageError("job 2 has that one")
+
+    q.put({"n": 1})
+    leave_in_doubt(q, 1)
+    steered = steer(q)
+    monkeypatch.setattr(q, "resolve", refuse)
+    board = steered.board
+    board._doubt.value, board._handle.value = 1, '{"id": "task-2"}'
+    board._doubt_row.children[2].click()
+    assert "resolve job 1: job 2 has that one" in steered.look()
+    assert (board._doubt.value, board._handle.value) == (None, "")
 
 
 def test_a_word_about_one_doubt_does_not_end_a_later_one(q: Queue, steer: Steer) -> None:
