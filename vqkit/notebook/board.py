@@ -203,7 +203,7 @@ class Board:
         self._handle = _named(widgets.Text(), "Id at the provider")
         self._handle.layout.width = "340px"
         texts = {
-            "attach": ("It was sent: use this id", "Collect what the provider made of it"),
+            "attach": ("It was sent: use this", "Go on with what the provider made of it"),
             "not_sent": ("It was never sent", "Send it, as if for the first time"),
             "pay_again": ("Pay again", "Send another one, whatever became of the first"),
             "give_up": ("Give up", "The job fails"),
