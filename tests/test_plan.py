@@ -407,7 +407,7 @@ def test_a_job_of_two_sheets_is_cancelled_when_neither_has_it(q: Queue, sheet: S
     q.load(sheet([["fox", 1], ["cat", 1]], name="b.csv"))
     plan = q.plan(sheet([["owl", 1]], name="a.csv"))
     assert (plan.same, plan.gone, plan.gone_waiting, plan.gone_elsewhere) == (1, 0, 0, 1)
-    assert "1 no longer here, but another sheet has it too" in str(plan)
+    assert "1 no longer here, but put from another sheet or by hand too" in str(plan)
     plan.put(cancel_gone=True)
     assert prompts(q, status="queued") == ["fox", "owl", "cat"]
     plan = q.plan(sheet([["cat", 1]], name="b.csv"))

@@ -190,7 +190,7 @@ def test_rows_that_moved_are_found_and_rows_that_were_edited_get_nothing(q, book
     assert saved.notes == (
         "Rows moved since they were put, found by what they hold: 2, 3.",
         "Rows that hold something else than was put from there, so no result: 4.",
-        "Rows for which, as they are now, no job was put: 7.",
+        "Rows for which, as they are now, the queue has no job: 7.",
         "Jobs whose row, as it was put, is not there any more: 3, 5.",
     )
 
@@ -268,7 +268,7 @@ def test_a_hidden_row_takes_no_result_from_an_equal_one_that_was_put(tmp_path):
         q.load(path)
         saved = q.save_into(path, tmp_path / "out.xlsx")
     assert [row[1] for row in values_of(saved, "Sheet")[1:]] == [None, "queued", "queued"]
-    assert saved.notes == ("Rows for which, as they are now, no job was put: 2.",)
+    assert saved.notes == ("Rows for which, as they are now, the queue has no job: 2.",)
 
 
 def test_a_row_whose_job_another_sheet_put_first_has_its_result_too(tmp_path):

@@ -134,7 +134,7 @@ class Plan:
 
     `new` and `changed` are jobs that `put` adds or changes, `same` are there already, `gone`
     were put from this source and their rows are no longer in it: they are kept. Not gone, but
-    `gone_elsewhere`, are those that other sheets have too. `rows` is
+    `gone_elsewhere`, are those that were put from another sheet or by hand too. `rows` is
     how many rows run, `skipped` how many do not by kind of reason, `problems` the first of
     each kind. `columns` say what each column is taken for, `estimate` what it costs and how
     long it takes.
@@ -177,7 +177,7 @@ class Plan:
         """Puts what the plan shows, and says what that did. Again, it adds nothing.
 
         With `cancel_gone` the jobs whose rows are gone, and those that a changed row had
-        before, are cancelled where they are not finished and no other sheet has them. Raises
+        before, are cancelled where they are not finished and nobody else put them too. Raises
         SheetError where the source is not what the plan saw; then nothing is put.
         """
         queue, table = self._queue, self._table
@@ -279,14 +279,8 @@ class Plan:
                 )
             told.append(("gone", text))
         if n := self.gone_elsewhere:
-            one = n == 1
-            told.append(
-                (
-                    "shared",
-                    f"{n:,} no longer here, but another sheet has {'it' if one else 'them'} too:"
-                    f" {'it goes' if one else 'they go'} on for that one",
-                )
-            )
+            text = f"{n:,} no longer here, but put from another sheet or by hand too; kept for that"
+            told.append(("shared", text))
         told += [("cost", self._cost_text()), ("time", self._time_text())]
         return told
 

@@ -203,7 +203,7 @@ def _matched(table: intake.Table, jobs: Sequence[Standing]) -> _Match:
         for text, listed in (
             ("Rows moved since they were put, found by what they hold: {}.", sorted(moved)),
             ("Rows that hold something else than was put from there, so no result: {}.", others),
-            ("Rows for which, as they are now, no job was put: {}.", new),
+            ("Rows for which, as they are now, the queue has no job: {}.", new),
             ("Jobs whose row, as it was put, is not there any more: {}.", gone),
         )
         if listed
