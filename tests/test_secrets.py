@@ -16,12 +16,17 @@ from pathlib import Path
 
 import pytest
 from clocks import ManualClock
+from hypothesis import given
+from hypothesis import strategies as st
 
 import vqkit
-from vqkit import secrets
+from vqkit import Queue, secrets
+from vqkit.attempt import ActiveJob
+from vqkit.doctor import examine
 from vqkit.errors import CredentialError, UsageError
-from vqkit.job import Account, Job
+from vqkit.job import Account, Job, Step
 from vqkit.policy import Decision
+from vqkit.receipts import Receipts
 from vqkit.secrets import RedactingFilter, check_reference, redact, redact_json, resolve
 from vqkit.store.base import Claim, JobFilter, Runner, Transition
 from vqkit.store.sqlite import SqliteStore
@@ -263,3 +268,171 @@ def test_a_key_made_of_digits_does_not_break_what_holds_a_number(store: SqliteSt
     change = {"result_json": '{"id":1234567890}'}
     store.turn([Transition(job.number, "complete", job.fence, change, "completed")])
     assert store.job(1).result == {"id": "[key]"}
+
+
+# -- paid answers, JSON, and texts that are cut -------------------------------------------------
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=12),
+    lambda parts: (
+        st.lists(parts, max_size=4) | st.dictionaries(st.text(max_size=6), parts, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(value=JSON, key=st.text('nut0128-\\"é\n', min_size=4, max_size=8))
+def test_redacted_json_is_json_that_says_the_same_but_for_the_key(value: object, key: str) -> None:
+    secrets._known = ()
+    secrets.remember(key)
+    text = json.dumps({"value": value, "key": f" {key} "})
+    clean = json.loads(redact_json(text))
+    assert set(clean) == {"value", "key"}
+    assert key not in clean["key"]
+    if key not in str(value) and not secrets.holds_secret(str(value)):
+        assert clean["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("key", "answer"),
+    [
+        ("123456", {"id": 91234567, "task": "task-91234567-b"}),
+        ("nvapi-ABCDEFGH12345678", {"text": "x\nvapi-ABCDEFGH12345678"}),
+        ("u2028-secret-key", {"text": "\u2028-secret-key"}),
+        ("abc12", {"id": "xabc123"}),
+    ],
+)
+def test_an_answer_that_only_looks_like_the_key_is_kept_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, answer: dict[str, object]
+) -> None:
+    job, step, kept = paid_once(tmp_path, monkeypatch, key, answer)
+    assert (job.status, job.result, step.value, kept) == ("completed", answer, answer, answer)
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "redacted"),
+    [
+        ("8412345678", {"id": "t0", "user": 8412345678}, {"id": "t0", "user": "[key]"}),
+        ("8412345678", {"user": -8412345678.0, "n": 1}, {"user": "[key]", "n": 1}),
+        (KEY, {"url": f"https://x/?k={KEY}&n=1"}, {"url": "https://x/?k=[key]&n=1"}),
+        ("abc12", {"user": "abc12", "n": 7}, {"user": "[key]", "n": 7}),
+    ],
+)
+def test_an_answer_that_holds_the_key_completes_its_step_without_it_and_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    answer: dict[str, object],
+    redacted: dict[str, object],
+) -> None:
+    job, step, kept = paid_once(tmp_path, monkeypatch, key, answer)
+    assert (job.status, job.result, step.value, kept) == ("completed", redacted, redacted, redacted)
+    with Queue(tmp_path / "q.db") as q:
+        (told,) = [e for e in q.events(job=1) if e.type == "job.logged"]
+    assert "kept with [key] in its place" in told.data["message"]
+    assert not files_that_hold(key, tmp_path)
+
+
+def paid_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, answer: dict[str, object]
+) -> tuple[Job, Step, object]:
+    """A job whose paid call gave that: the job, its step, and what its receipt says."""
+    monkeypatch.setenv("STUDIO_KEY", key)
+
+    def render(job: ActiveJob) -> object:
+        job.credential()
+        return job.once("submit", lambda: answer, paid=True)
+
+    with Queue(folder / "q.db") as q:
+        q.accounts.add("render", provider="render", credential="env:STUDIO_KEY")
+        q.put({"prompt": "a fox"})
+        q.run(render)
+        (step,) = q.steps(1)
+        receipts = Receipts(folder / "q.db-vqkit" / "receipts.jsonl")
+        return q.job(1), step, json.loads(receipts.find({step.key})[step.key])
+
+
+@pytest.mark.parametrize("key", ["SECRETKEY-abcdefghijklmnopqrstuvwxyz0123456789", "abc12"])
+def test_a_text_is_redacted_before_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("STUDIO_KEY", key)
+
+    class Long:
+        def __repr__(self) -> str:
+            return "z" * (2000 - len(key) + 2) + f" {key} more"
+
+    def render(job: ActiveJob) -> object:
+        job.credential()
+        job.log("x" * (2000 - len(key) + 2) + f" {key} tail")
+        job.stage("x" * (80 - len(key) + 2) + f" {key}")
+        job.once("submit", lambda: {1: "z" * (8192 - 10 - len(key)) + f" {key} more"}, paid=True)
+        if job.number == 1:
+            raise ValueError("y" * 497 + f" {key} zzz" + "y" * 4000)
+        return {"o": Long()}
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("render", provider="render", credential="env:STUDIO_KEY")
+        q.put_many([{"n": 1}, {"n": 2}], max_attempts=1)
+        q.run(render)
+        assert q.job(1).error is not None
+        assert not files_that_hold(key[:4], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "clean"),
+    [
+        ("abc12", "with abc12, abc123 and xabc12", "with [key], abc123 and xabc12"),
+        ("abc12", "'line\\nabc12'", "'line\\n[key]'"),
+        ("12345678", "12345678 of 912345678", "[key] of 912345678"),
+    ],
+)
+def test_a_key_that_might_be_a_part_of_a_word_is_taken_out_as_a_word(
+    key: str, text: str, clean: str
+) -> None:
+    secrets.remember(key)
+    assert redact(text) == clean
+
+
+def test_a_damaged_receipt_holds_its_own_job_only(tmp_path: Path) -> None:
+    db = tmp_path / "q.db"
+    with Queue(db) as q:
+        q.accounts.add("render", provider="render", capacity=4)
+        q.put_many([{"n": n} for n in range(6)])
+
+        def die(store: SqliteStore) -> list[Step]:
+            claimed = store.turn(claim=Claim("dead", lambda account: None)).claimed
+            options = {"is_paid": True, "request_json": None}
+            return [store.begin_step(j.number, j.fence, "submit", **options)[0] for j in claimed]
+
+        steps = q._write(die)
+        answers = ['{"id":"t0","user":[key]}', "NaN", "[" * 10**5, '{"id":"good"}']
+        lines = [
+            json.dumps({"key": s.key, "value": v}) for s, v in zip(steps, answers, strict=True)
+        ]
+        receipts = tmp_path / "q.db-vqkit" / "receipts.jsonl"
+        receipts.write_text("\n\n".join([*lines[:3], "{torn", lines[3]]))
+        (found,) = [check for check in examine(db) if check.name == "receipts"]
+        assert (found.level, "3 cannot be read" in found.found) == ("problem", True)
+        assert "line 1, of job 1" in found.found
+
+        q.run(lambda job: job.once("submit", lambda: "new", paid=True))
+        assert [job.status for job in q.jobs()] == ["in_doubt"] * 3 + ["completed"] * 3
+        assert [q.job(n).result for n in (4, 5, 6)] == [{"id": "good"}, "new", "new"]
+        (told,) = [e for e in q.events(job=1) if e.type == "job.doubt_noted"]
+        assert "line 1 of receipts.jsonl: JSONDecodeError" in told.data["note"]
+        q.resolve(1, "attach", value="t0")
+        q.run(lambda job: job.once("submit", lambda: "new", paid=True))
+        assert q.job(1).result == "t0"
+
+
+def test_what_the_database_never_takes_is_the_handlers_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vqkit.store.paid.redact_json", lambda text: text.replace("7", "[key]"))
+    with Queue(tmp_path / "q.db") as q:
+        q.put_many([{"n": 7}, {"n": 8}], max_attempts=1)
+        q.run(lambda job: job.once("submit", lambda: dict(job.payload), paid=True))
+        assert [job.status for job in q.jobs()] == ["failed", "completed"]
+        assert "CHECK constraint failed" in str(q.job(1).error)

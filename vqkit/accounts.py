@@ -46,7 +46,9 @@ class Accounts:
         `capacity` is how many jobs it may run at once, counted over all processes;
         `per_minute` how many it may begin in a minute. Accounts of one `group` share the
         smallest capacity among them. `credential` says where the key is, ``env:NAME`` or
-        ``keyring:service/name``; the key itself is refused. `price` is what a job may cost,
+        ``keyring:service/name``; the key itself is refused. It is taken out of all that is
+        stored or shown: one of four or five characters where it stands as a word of its own;
+        a shorter one counts as a placeholder and is left in. `price` is what a job may cost,
         in dollars: it is set aside when the job begins, and settled with the real figure.
         `budget` is what the account may spend in all; reaching it pauses the account.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import random
 from typing import Any
 
-from . import codec, steps
+from . import codec, secrets, steps
 from .errors import GiveUp, JobCancelled, MissingCell, PayloadError, Snooze, UsageError
 from .job import Job
 from .outputs import Made, OutputFolder
@@ -74,7 +74,8 @@ class ActiveJob:
         return _Payload(self._job.payload)
 
     def __repr__(self) -> str:
-        return f"<job {self.number}, attempt {self.attempt}, {self._job.payload_json[:80]}>"
+        payload = secrets.redact(self._job.payload_json)[:80]
+        return f"<job {self.number}, attempt {self.attempt}, {payload}>"
 
     def credential(self) -> str:
         """The account's key. Raises CredentialError; the key never reaches the database."""
@@ -90,7 +91,7 @@ class ActiveJob:
         if progress is not None:
             progress = min(1.0, max(0.0, float(progress)))
             progress = None if progress != progress else progress
-        self._channel.post("stage", {"stage": str(name)[:80], "progress": progress})
+        self._channel.post("stage", {"stage": secrets.redact(str(name))[:80], "progress": progress})
 
     def log(self, message: object, level: str = "info") -> None:
         """Adds a line to the job's history; of one attempt the first 200 are kept."""
@@ -101,7 +102,7 @@ class ActiveJob:
             message, level = f"more than {LOG_LINES} lines; the rest is not kept", "warning"
         if level not in ("debug", "info", "warning", "error"):
             raise UsageError(f"log level {level!r}: expected debug, info, warning or error")
-        text = str(message)[:MESSAGE_CHARS].encode("utf-8", "replace").decode("utf-8")
+        text = codec.clean_text(secrets.redact(str(message))[:MESSAGE_CHARS])
         self._channel.post("log", {"message": text, "level": level})
 
     def check_cancelled(self) -> None:
@@ -316,7 +317,7 @@ def suffix_of(data: bytes) -> str:
 
 def _repr(value: Any) -> str:
     try:
-        return _bounded(repr(value)[: 2 * MESSAGE_CHARS], MESSAGE_CHARS)
+        return _bounded(secrets.redact(repr(value))[: 2 * MESSAGE_CHARS], MESSAGE_CHARS)
     except (Exception, SystemExit):  # noqa: BLE001 - a broken __repr__ must not cost the result
         return f"(a {type(value).__name__} that cannot be shown)"
 
@@ -384,7 +385,8 @@ def _only(error: BaseException) -> list[str]:
 
 
 def _bounded(text: str, limit: int) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8")
+    """The text, its middle left out where it is longer. Half a key would be found by nobody."""
+    text = codec.clean_text(secrets.redact(text))
     if len(text) <= limit:
         return text
     head, tail = text[: limit // 4], text[-3 * limit // 4 :]

@@ -24,6 +24,7 @@ from . import secrets
 from .errors import CredentialError, StoreError
 from .liveness import is_alive
 from .providers.local import _ffmpeg, _has_webp
+from .receipts import Receipts
 from .snapshot import LOG_BYTES_WARNING
 from .store.base import JobFilter
 from .store.files import free_bytes, process_note, unsafe_place
@@ -223,7 +224,7 @@ def _write_lock(path: Path) -> Check:
 
 
 def _queue(store: SqliteStore) -> Iterator[Check]:
-    for look in (_integrity, _log_file, _counters, _runners, _keys, _files):
+    for look in (_integrity, _log_file, _counters, _runners, _keys, _receipts, _files):
         yield look(store)
 
 
@@ -287,6 +288,25 @@ def _keys(store: SqliteStore) -> Check:
         return Check("keys", "problem", "; ".join(wrong), advice)
     found = f"found for {', '.join(right)} (not shown)" if right else "no account needs one"
     return Check("keys", "ok", found)
+
+
+def _receipts(store: SqliteStore) -> Check:
+    """Whether a receipt that is needed still, for its step has no answer, cannot be read."""
+    receipts = Receipts(store.path.with_name(store.path.name + "-vqkit") / "receipts.jsonl")
+    try:
+        damaged = receipts.damaged()
+    except OSError as error:
+        return Check("receipts", "problem", f"they cannot be read: {error}", "Make them readable.")
+    if not damaged:
+        return Check("receipts", "ok", "every one can be read")
+    wanted = {step.key: step.job for step in store.steps() if step.state == "intent"}
+    bad = [line for line in damaged if line.key in wanted]
+    if not bad:
+        return Check("receipts", "ok", f"{len(damaged)} torn by a crash, of calls that are over")
+    where = "; ".join(f"line {line.line}, of job {wanted[line.key or '']}" for line in bad[:5])
+    found = f"{len(bad)} cannot be read, and nothing else tells what came of the call: {where}"
+    advice = "Look at the provider's pages, then q.resolve(job, 'attach', value=…)."
+    return Check("receipts", "problem", found, advice)
 
 
 def _files(store: SqliteStore) -> Check:

@@ -30,7 +30,7 @@ def expanded(spec: JobSpec) -> list[Job]:
             " Store the data in a file and put its path.",
             kind="too long",
         )
-    if secrets.holds_secret(own):
+    if secrets.json_holds_secret(own):
         raise PayloadError(
             "the payload holds the key of one of your accounts; keys never go into the database."
             " Give the account a credential='env:NAME' and call job.credential()."

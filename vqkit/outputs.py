@@ -20,8 +20,10 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import codec
 from .job import Job, Output, prompt_of
 from .receipts import Receipts
+from .secrets import redact_json
 
 __all__ = ["Made", "OutputFolder", "slug", "sync_folder"]
 
@@ -118,6 +120,7 @@ class OutputFolder:
         new one. Raises OSError where a file is missing or the disk is full; nothing is renamed
         then.
         """
+        result_json = redact_json(result_json)
         moves = []
         for file in made:
             path = Path(file.path)
@@ -165,8 +168,8 @@ class OutputFolder:
         try:
             kept = json.loads(self._manifest(job.id, job.fence).read_text(encoding="utf-8"))
             moves = [(part, Output(*fields)) for part, fields in kept["outputs"]]
-            result_json = str(kept["result"])
-        except (OSError, ValueError, KeyError, TypeError):
+            result_json = codec.dumps(json.loads(kept["result"]), "result")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         for part, output in moves:
             final = self.resolve(output.path)

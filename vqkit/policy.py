@@ -25,6 +25,7 @@ __all__ = [
     "Grant",
     "Slots",
     "affected",
+    "amount",
     "assign",
     "bill",
     "capacity_now",
@@ -433,11 +434,16 @@ def reclaim_bill(before: Job, after: Job, *, is_unspent: bool = False) -> Bill |
     """The same for an attempt whose process died; `is_unspent` where no paid step was begun."""
     if after.status == "completed":
         result = codec.loads(after.result_json)
-        told = result.get("cost_microusd") if isinstance(result, dict) else None
+        told = amount(result.get("cost_microusd")) if isinstance(result, dict) else None
         return Bill("billed", before.reserved_microusd if told is None else told)
     if after.status == "in_doubt" or after.is_open:
         return None
     return Bill("not billed", 0) if is_unspent else Bill("unknown", before.reserved_microusd)
+
+
+def amount(told: Any) -> int | None:
+    """Micro-dollars, where that is what was told; an answer may hold anything."""
+    return told if type(told) is int and told >= 0 else None
 
 
 def used_up_text(pot: str, left_microusd: int, price: int) -> str:

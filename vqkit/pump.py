@@ -579,9 +579,20 @@ class Pump:
             arguments = {"number": job.number, "request_json": None, **arguments}
         if verb == "renew":
             arguments = {"number": job.number}
-        return await self._patiently(
-            lambda store: getattr(store, verb)(fence=job.fence, **arguments)
-        )
+
+        def do(store: Store) -> tuple[Any, StoreError | None]:
+            try:
+                return getattr(store, verb)(fence=job.fence, **arguments), None
+            except StoreError as error:
+                if not error.facts.get("is_refused"):
+                    raise
+                return None, error
+
+        # What the database will never take is the handler's trouble; else it is tried again.
+        done, refused = await self._patiently(do)
+        if refused is not None:
+            raise refused
+        return done
 
     async def _fly(self, flight: _Flight) -> None:
         """Runs one attempt to whatever end, and hands its outcome on. Never raises."""
@@ -624,7 +635,8 @@ class Pump:
         flight.has_returned = True
         outcome = await self._finish(job, returned)
         if isinstance(flight.provider, RenderHandler) and isinstance(returned.value, dict):
-            outcome = replace(outcome, cost_microusd=returned.value.get("cost_microusd"))
+            told = policy.amount(returned.value.get("cost_microusd"))
+            outcome = replace(outcome, cost_microusd=told)
         return outcome
 
     async def _tell_if_it_goes_on(self, flight: _Flight) -> None:

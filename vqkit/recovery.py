@@ -7,12 +7,13 @@ had returned, the job is completed from the disk. The rest is queued again, a cr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import codec, policy
-from .job import Job, Output
+from . import codec, policy, secrets
+from .errors import StoreError
+from .job import Event, Job, Output, Step
 from .liveness import dead_owner
 from .outputs import OutputFolder
 from .policy import Decision
@@ -21,6 +22,8 @@ from .steps import handle_of
 from .store.base import JobFilter, Store
 
 __all__ = ["Recovered", "recover"]
+
+log = secrets.logger("vqkit.recovery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,27 @@ def doubtful_step(store: Store, job: Job, receipts: Receipts) -> str | None:
             continue
         value_json = kept[step.key]
         handle = handle_of(step.name, codec.loads(value_json))
-        store.repair_step(
-            step, value_json, None if handle is None else codec.dumps(handle, "handle")
-        )
+        handle_json = None if handle is None else codec.dumps(handle, "handle")
+        try:
+            store.repair_step(step, value_json, handle_json)
+        except StoreError as error:
+            if not error.facts.get("is_refused"):
+                raise
+            # What the database does not take of one job must not keep the others from going on.
+            log.warning("job %s: its receipt cannot be used: %s", job.number, error)
+            doubtful = step.name
+    if doubtful is not None and (damaged := _damaged(receipts, open_steps)):
+        note = f"its receipt cannot be read ({damaged}); look at the provider's pages"
+        data_json = codec.dumps({"note": codec.clean_text(note)})
+        store.log(Event("job.doubt_noted", job.number, 0, "warning", job.fence, data_json))
     return doubtful
+
+
+def _damaged(receipts: Receipts, open_steps: Sequence[Step]) -> str | None:
+    """Which line of the receipts is that of one of these steps, and what is wrong with it."""
+    keys = {step.key for step in open_steps}
+    try:
+        found = [line for line in receipts.damaged() if line.key in keys]
+    except OSError as error:
+        return str(error)
+    return f"line {found[0].line} of {receipts.path.name}: {found[0].why}" if found else None

@@ -2,7 +2,13 @@
 
 An account holds a reference, ``env:NAME`` or ``keyring:service/name``, never the key. What
 `resolve` has once returned is remembered in this process, and `redact` removes it, and the
-forms it takes when encoded, from everything that is stored, logged, raised or shown.
+forms it takes when encoded, from everything that is stored, logged, raised or shown. Texts
+are redacted before they are cut, and JSON through `redact_json`, which matches what it says
+and never how it is written.
+
+A key of four or five characters, or of digits only, might as well be part of another word or
+number: it is taken out where it stands as one of its own. What is shorter than four
+characters is no key but a placeholder, and is left alone.
 """
 
 from __future__ import annotations
@@ -11,9 +17,11 @@ import base64
 import json
 import logging
 import os
+import re
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from .errors import CredentialError, UsageError
@@ -23,6 +31,7 @@ __all__ = [
     "check_reference",
     "holds_secret",
     "is_any_known",
+    "json_holds_secret",
     "logger",
     "redact",
     "redact_json",
@@ -31,7 +40,9 @@ __all__ = [
 
 REDACTED = "[key]"
 # A shorter "key" would take common words out of every text.
-SHORTEST = 6
+SHORTEST = 4
+# A shorter one is looked for as a word of its own.
+SHORTEST_ANYWHERE = 6
 
 # The longest first: a key may begin with another, shorter one.
 _known: tuple[str, ...] = ()
@@ -88,7 +99,6 @@ def remember(key: str) -> None:
     global _known
     if len(key) < SHORTEST or key in _known:
         return
-    raw = key.encode()
     forms = {
         key,
         json.dumps(key)[1:-1],
@@ -97,8 +107,9 @@ def remember(key: str) -> None:
         urllib.parse.quote(key),
         urllib.parse.quote(key, safe=""),
         urllib.parse.quote_plus(key),
-        *_in_base64(raw),
     }
+    if len(key) >= SHORTEST_ANYWHERE:  # a few letters of base64 stand in any text of it
+        forms |= {*_in_base64(key.encode())}
     # An error's text holds a repr, and is itself stored as JSON.
     forms |= {json.dumps(form)[1:-1] for form in forms}
     with _remembering:
@@ -121,32 +132,71 @@ def is_any_known() -> bool:
 
 def holds_secret(text: str) -> bool:
     """True if a key that was resolved in this process stands in the text."""
-    return any(form in text for form in _known)
+    return any(form in text and _stands_in(form, text) for form in _known)
 
 
-def redact(text: str) -> str:
-    """The text with every known key replaced by ``[key]``."""
+def json_holds_secret(text: str) -> bool:
+    """The same of what a JSON text says. A key that is as short as a word is not looked for."""
+    if not any(form in text for form in _known):
+        return False
+    value = json.loads(text)
+    return bool(_redacted(value, SHORTEST_ANYWHERE) != value)
+
+
+def redact(text: str, shortest: int = SHORTEST) -> str:
+    """The text with every known key of that many characters replaced by ``[key]``."""
     for form in _known:
-        if form in text:
-            text = text.replace(form, REDACTED)
+        if form in text and len(form) >= shortest:
+            own = _as_a_word(form)
+            text = text.replace(form, REDACTED) if own is None else own.sub(REDACTED, text)
     return text
 
 
+def _stands_in(form: str, text: str) -> bool:
+    own = _as_a_word(form)
+    return own is None or own.search(text) is not None
+
+
+@lru_cache(1024)
+def _as_a_word(form: str) -> re.Pattern[str] | None:
+    """Finds what might be part of another word or number where it is one of its own.
+
+    None for all others, which are looked for wherever they stand.
+    """
+    if form.isdecimal():
+        return re.compile(rf"(?<![0-9]){form}(?![0-9])")
+    if len(form) < SHORTEST_ANYWHERE:
+        # The letter of an escape, as a repr shows it, is no part of the word behind it.
+        return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[abfnrtv])){re.escape(form)}(?![A-Za-z0-9])")
+    return None
+
+
 def redact_json(text: str) -> str:
-    """The same for JSON, which stays JSON: a key may be a number, or look like an escape."""
-    if not holds_secret(text):
+    """The same for JSON, which stays JSON that says the same but for the key.
+
+    A key may be a number, or look like an escape, so it is looked for in the texts that the
+    JSON stands for, and among its numbers only as one of them.
+    """
+    if not any(form in text for form in _known):  # its escaped forms are known too
         return text
-    return json.dumps(_redacted(json.loads(text)), separators=(",", ":"))
+    value = json.loads(text)
+    redacted = _redacted(value)
+    return text if redacted == value else json.dumps(redacted, separators=(",", ":"))
 
 
-def _redacted(value: Any) -> Any:
+def _redacted(value: Any, shortest: int = SHORTEST) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return redact(value, shortest)
     if isinstance(value, dict):
-        return {redact(name): _redacted(part) for name, part in value.items()}
+        return {redact(name, shortest): _redacted(part, shortest) for name, part in value.items()}
     if isinstance(value, list):
-        return [_redacted(part) for part in value]
-    return REDACTED if holds_secret(str(value)) else value
+        return [_redacted(part, shortest) for part in value]
+    if value is None or isinstance(value, bool):
+        return value
+    is_whole = isinstance(value, int) or value.is_integer()
+    forms = {str(value), str(abs(int(value)))} if is_whole else {str(value)}
+    is_key = any(form in _known and len(form) >= shortest for form in forms)
+    return REDACTED if is_key else value
 
 
 def logger(name: str) -> logging.Logger:

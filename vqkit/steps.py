@@ -241,7 +241,9 @@ def _value_json(step: Step, value: Any) -> str:
         if not step.is_paid:
             raise
         log.warning("job %s: %s", step.job, error)
-        return codec.dumps({"repr": codec.clean_text(repr(value))[: VALUE_BYTES_MAX // 8]})
+        return codec.dumps(
+            {"repr": codec.clean_text(secrets.redact(repr(value)))[: VALUE_BYTES_MAX // 8]}
+        )
     return value_json
 
 

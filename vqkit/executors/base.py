@@ -101,7 +101,7 @@ class Returned:
         value, made, warning = plain_result(value, active.made, keep)
         if len(text := codec.encode(value)) > RESULT_BYTES_MAX:
             with active.output(".json") as path:
-                path.write_text(text, encoding="ascii")
+                path.write_text(secrets.redact_json(text), encoding="ascii")
             made.append(active.made[-1])
             value = {"file": made[-1].name}
             warning = f"the result has {len(text):,} bytes of JSON; it is kept as a file"

@@ -173,7 +173,7 @@ class HttpProvider:
             if reply.is_page or self._declared_kind(404, reply.words(api.error_code)):
                 raise self._error(reply, account, api.poll)
             return Status("not_found")
-        word = reply.words(api.state)
+        word = secrets.redact(reply.words(api.state))
         state = self._states.get(word.casefold(), "running")
         if word.casefold() not in self._states and word not in self._strange:
             self._strange.add(word)
@@ -393,7 +393,7 @@ class HttpProvider:
         except (ValueError, RecursionError):
             doc = ABSENT
         is_page = "html" in media or not transfer.may_keep(self._home, response.url)
-        text = body[:2000].decode("utf-8", "replace")
+        text = secrets.redact(body.decode("utf-8", "replace"))[:2000]
         return Reply(status, headers, doc, text, is_page=is_page)
 
     def _client(self, *, is_fresh: bool) -> httpx.AsyncClient:

@@ -15,7 +15,7 @@ from .. import codec, lifecycle, policy
 from ..errors import InDoubt, LifecycleError, UsageError
 from ..job import Account, Attempt, Event, Job, Step
 from ..outcome import Bill, Effect
-from ..secrets import redact
+from ..secrets import redact, redact_json
 from .primitives import Claim, Primitives
 
 __all__ = ["PaidVerbs"]
@@ -47,6 +47,7 @@ class PaidVerbs(Primitives):
                 if (step.generation, step.name) == (job.generation, name):
                     return step, step.fence != fence
             key = step_key(job, name)
+            request_json = None if request_json is None else redact_json(request_json)
             fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
             step = Step(*fields, request_json, None, now_ms)
             if is_paid:
@@ -65,8 +66,19 @@ class PaidVerbs(Primitives):
             change = {"name": step.name, **_opened(value_json, handle_json)}
             after, event = lifecycle.apply(job, "step", now_ms, fence, **change)
             self._write([(job, after)])
-            self._write_step(_done(step, value_json, now_ms))
-            self._record([event])
+            self._record([event, *self._keep_value(step, value_json, now_ms)])
+
+    def _keep_value(self, step: Step, value_json: str, now_ms: int) -> list[Event]:
+        """Writes what a step gave. Where a key stood in it, that is told: it is not kept."""
+        kept = redact_json(value_json)
+        self._write_step(step._replace(state="done", value_json=kept, ended_ms=now_ms))
+        if kept == value_json:
+            return []
+        data = {
+            "message": f"what {step.name!r} gave holds the key of an account; it is kept with"
+            " [key] in its place",
+        }
+        return [Event("job.logged", step.job, now_ms, "warning", step.fence, codec.encode(data))]
 
     def renew(self, number: int, fence: int) -> str | None:
         """Opens a new generation of the job's steps: what it paid for is of no use.
@@ -129,9 +141,9 @@ class PaidVerbs(Primitives):
                 reserve = opened.pop("reserve", job.reserved_microusd)
                 after = job._replace(reserved_microusd=reserve, updated_ms=now_ms, **opened)
                 self._write([(job, after)])
-            self._write_step(_done(step, value_json, now_ms))
             data = codec.dumps({"name": step.name, "from": "receipt"})
-            self._record([Event("job.step_done", job.number, now_ms, data_json=data)])
+            done = Event("job.step_done", job.number, now_ms, data_json=data)
+            self._record([done, *self._keep_value(step, value_json, now_ms)])
 
     def drop_step(self, step: Step, fence: int) -> None:
         """Takes an intent back: it certainly was not done."""
@@ -166,14 +178,15 @@ class PaidVerbs(Primitives):
             if error_json is not None:
                 change["error_json"] = error_json
             after, event = lifecycle.apply(job, "resolve", now_ms, **change)
+            told: list[Event] = []
             for step in self.steps(number):
                 if step.state == "intent" and step.generation == job.generation:
                     if value_json is not None:
-                        self._write_step(_done(step, value_json, now_ms))
+                        told += self._keep_value(step, value_json, now_ms)
                     elif not is_fresh and to == "queued":
                         self._delete_step(step)
             self._write([(job, after)])
-            self._record([event])
+            self._record([event, *told])
             if handle_json is None and value_json is None:
                 was_not_sent = to == "queued" and not is_fresh
                 spent = Bill("unknown", job.reserved_microusd)
@@ -286,6 +299,8 @@ class PaidVerbs(Primitives):
             if limits.pop("moderated", 0):
                 after[name] = replace(after[name], limits_json=codec.encode(limits))
         for name, effect in effects:
+            if effect.reason is not None:
+                effect = effect._replace(reason=redact(effect.reason))
             for account in list(after.values()):
                 is_meant = account.name == name or (
                     effect.is_for_provider and account.provider == before[name].provider
@@ -302,7 +317,7 @@ class PaidVerbs(Primitives):
             self._write_account(account)
             was = before[account.name]
             if account.parked_until_ms != was.parked_until_ms:
-                told.append({"name": account.name, "reason": redact(account.parked_reason or "")})
+                told.append({"name": account.name, "reason": account.parked_reason or ""})
             rested = policy.models_at_rest(was, now_ms)
             for model, (until_ms, why) in policy.models_at_rest(account, now_ms).items():
                 if rested.get(model, (0, ""))[0] != until_ms:
@@ -432,10 +447,6 @@ def step_key(job: Job, name: str) -> str:
     return f"vqkit-{codec.content_hash(job.id, job.generation, name)}"
 
 
-def _done(step: Step, value_json: str, now_ms: int) -> Step:
-    return step._replace(state="done", value_json=redact(value_json), ended_ms=now_ms)
-
-
 def _opened(value_json: str | None, handle_json: str | None) -> dict[str, Any]:
     """What a step that opened a render means for its job: its handle, and what is set aside.
 
@@ -443,9 +454,8 @@ def _opened(value_json: str | None, handle_json: str | None) -> dict[str, Any]:
     """
     if handle_json is None:
         return {}
-    told = (codec.loads(value_json) or {}).get("cost_microusd")
-    is_amount = type(told) is int and told >= 0
-    return {"handle_json": handle_json} | ({"reserve": told} if is_amount else {})
+    told = policy.amount((codec.loads(value_json) or {}).get("cost_microusd"))
+    return {"handle_json": handle_json} | ({} if told is None else {"reserve": told})
 
 
 def next_minutes(accounts: Sequence[Account]) -> list[int]:

@@ -463,7 +463,7 @@ def _redacted_event(event: Event) -> Event:
 def _redacted(job: Job) -> Job:
     cleaned: dict[str, Any] = {
         name: (redact_json if name.endswith("_json") else redact)(text)
-        for name in ("result_json", "error_json", "reason", "stage")
-        if (text := getattr(job, name)) is not None and secrets.holds_secret(text)
+        for name in ("handle_json", "result_json", "error_json", "reason", "stage")
+        if (text := getattr(job, name)) is not None
     }
     return job._replace(**cleaned) if cleaned else job

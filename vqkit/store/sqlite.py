@@ -1081,4 +1081,6 @@ def _translated(error: sqlite3.Error, path: Path, *, is_unknown: bool = False) -
             return StoreFull(
                 f"{path} could not be written ({error}); the disk may be full or failing.", **facts
             )
+        case sqlite3.SQLITE_CONSTRAINT:
+            return StoreError(f"{path}: {error}; nothing was changed", is_refused=True, **facts)
     return StoreError(f"{path}: {error}", **facts)
