@@ -1466,6 +1466,44 @@ def test_capacities_of_models_are_changed_and_checked(tmp_path: Path) -> None:
                 q.accounts.add("a", provider="p", model_capacity=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_render_that_another_job_has_is_not_attached(studio: Studio, is_over: bool) -> None:
+    studio.mock.set(idempotency="none", drop_after={"first": 1, "share": 1})
+    with studio.open({"a": 2}) as q:
+        put(q, 2)
+        q.run()
+        first, second = (render.public_id for render in studio.renders())
+        q.resolve(1, "attach", value=first)
+        if is_over:
+            q.run()
+        for taken in (first, {"id": first}, {"id": first, "url": "x"}):
+            with pytest.raises(UsageError, match=rf"{first} belongs to job 1 \(") as caught:
+                q.resolve(2, "attach", value=taken)
+            assert caught.value.facts["job"] == 1
+        assert q.job(2).status == "in_doubt"
+        q.resolve(2, "attach", value=second)
+        q.run().check()
+        assert spent(q) == studio.billed() == 2 * COST
+
+
+def test_a_value_that_names_nothing_may_be_attached_to_many(tmp_path: Path) -> None:
+    def render(job: Any) -> Any:
+        def send() -> None:
+            raise TimeoutError("no answer")
+
+        return job.once("submit", send, paid=True)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put_many([{"n": n} for n in range(6)])
+        q.run(render)
+        for number, value in enumerate(["ok", "ok", {"done": True}, {"done": True}, "task-7"], 1):
+            q.resolve(number, "attach", value=value)
+        with pytest.raises(UsageError, match="task-7 belongs to job 5 \\(queued\\)"):
+            q.resolve(6, "attach", value="task-7")
+        with pytest.raises(UsageError, match="task-7 belongs to job 5"):
+            q.resolve(6, "attach", value={"id": "task-7"})
+
+
 # -- money -----------------------------------------------------------------------------------
 
 

@@ -167,7 +167,7 @@ class Strays:
         )
         owned = {
             codec.canonical(handle)
-            for value in values
+            for _, value in values
             if (handle := handle_of(step.name, codec.loads(value))) is not None
         }
         ask = await handler.caller_of(active)
@@ -208,7 +208,11 @@ class Strays:
             await in_thread(lambda: keep(step, value_json), "vqkit-receipt")
         await self._store.acall(
             lambda s: s.resolve(
-                job.number, value_json=value_json, handle_json=handle_json, reason=verdict.note
+                job.number,
+                value_json=value_json,
+                handle_json=handle_json,
+                reason=verdict.note,
+                is_looked_up=True,
             )
         )
 

@@ -125,7 +125,8 @@ class Changing(Looking):
         """Ends the doubt about a paid call, by your word.
 
         ``"attach"``: it was made, and `value` is what it gave (for a render at a provider its
-        handle, such as ``{"id": "task-123"}``). ``"not_sent"``: it never arrived, and is made
+        handle, such as ``{"id": "task-123"}``); one that another job has is refused with a
+        UsageError that names that job. ``"not_sent"``: it never arrived, and is made
         as if for the first time. ``"pay_again"``: make another one, whatever became of it.
         ``"give_up"``: the job fails. With these two `cost` is what the one in doubt has cost,
         in dollars, as the provider's bill says; without it, what was set aside counts as
@@ -166,13 +167,21 @@ class Changing(Looking):
         is_render = any(step.name == RENDER for step in open_steps) or not open_steps
         if not is_render:
             value_json = codec.dumps(value, "value")
-            return self._write(lambda s: s.resolve(job.number, value_json=value_json, reason=note))
+            return self._write(
+                lambda s: s.resolve(
+                    job.number, value_json=value_json, reason=note, is_looked_up=True
+                )
+            )
         handle = {"id": value} if isinstance(value, str) else value
         handle_json = codec.dumps(handle, "handle")
         value_json = codec.dumps({"handle": handle}, "value")
         return self._write(
             lambda s: s.resolve(
-                job.number, value_json=value_json, handle_json=handle_json, reason=note
+                job.number,
+                value_json=value_json,
+                handle_json=handle_json,
+                reason=note,
+                is_looked_up=True,
             )
         )
 

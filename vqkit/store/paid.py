@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -162,17 +163,21 @@ class PaidVerbs(Primitives):
         cost_microusd: int | None = None,
         error_json: str | None = None,
         reason: str | None = None,
+        is_looked_up: bool = False,
     ) -> Job:
         """Ends a job's doubt, by the user's or the provider's word, and returns the job.
 
         With `value_json` the step in doubt is done and gave that; with `handle_json` its
         render is open. Without either it was not sent, or with `is_fresh` another one is
         to be made; `to="failed"` gives up. `cost_microusd` is what the one in doubt cost,
-        where somebody knows.
+        where somebody knows. A value that somebody has looked up, and that names a render
+        which another job has, is refused with a UsageError that names that job.
         """
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(number)
+            if is_looked_up and value_json is not None:
+                self._refuse_taken(job, value_json)
             change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
             change |= _opened(value_json, handle_json)
             if error_json is not None:
@@ -194,6 +199,25 @@ class PaidVerbs(Primitives):
                     spent = Bill("billed" if cost_microusd else "not billed", cost_microusd)
                 self._settle_doubt(job, now_ms, Bill("not billed", 0) if was_not_sent else spent)
         return after
+
+    def _refuse_taken(self, job: Job, value_json: str) -> None:
+        """Raises UsageError where another job of this provider has what the value names."""
+        name = _name_of(codec.loads(redact_json(value_json)))
+        if name is None:
+            return
+        accounts = self.accounts()
+        provider = next((a.provider for a in accounts if a.name == job.account), None)
+        for account in (a.name for a in accounts if a.provider == provider):
+            for number, other in self.paid_values(account):
+                if number != job.number and _name_of(codec.loads(other)) == name:
+                    owner = self.job(number)
+                    raise UsageError(
+                        f"{name} belongs to job {number} ({owner.status}), so it cannot be what"
+                        f" job {job.number} was sent for. Look for that one at the provider;"
+                        " q.costs() shows which job has which.",
+                        job=number,
+                        status=owner.status,
+                    )
 
     def _settle_doubt(self, job: Job, now_ms: int, bill: Bill) -> None:
         """Writes down what the doubtful attempts of this render cost."""
@@ -445,6 +469,35 @@ class PaidVerbs(Primitives):
 def step_key(job: Job, name: str) -> str:
     """The idempotency key of a step: the same at every try, new with each generation."""
     return f"vqkit-{codec.content_hash(job.id, job.generation, name)}"
+
+
+def _name_of(value: Any) -> str | None:
+    """What a paid answer names at its provider; None where many answers may say the same.
+
+    A handle, or an answer's "id", names a render; so do texts with a digit in
+    them, and whatever holds such a text. `"ok"` names nothing.
+    """
+    if isinstance(value, dict):
+        value = value.get("handle") or value
+    if isinstance(value, dict) and value.get("id") is not None:
+        value = value["id"]
+        is_name = True
+    else:
+        is_name = any(re.search(r"\d", text) for text in _texts(value))
+    if not is_name or isinstance(value, bool):
+        return None
+    return str(value) if isinstance(value, str | int) else codec.canonical(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _texts(part)
 
 
 def _opened(value_json: str | None, handle_json: str | None) -> dict[str, Any]:

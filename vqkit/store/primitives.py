@@ -229,8 +229,8 @@ class Primitives(ABC):
         """What a step of this name gave, as JSON: the newest among the newest steps."""
 
     @abstractmethod
-    def paid_values(self, account: str) -> list[str]:
-        """What the paid steps of this account's jobs gave, as JSON."""
+    def paid_values(self, account: str) -> list[tuple[int, str]]:
+        """What the paid steps of this account's jobs gave: (job, JSON)."""
 
     @abstractmethod
     def set_aside(self) -> set[tuple[int, int]]:

@@ -889,12 +889,12 @@ class SqliteStore(Store):
         ).fetchone()
         return None if found is None else found[0]
 
-    def paid_values(self, account: str) -> list[str]:
+    def paid_values(self, account: str) -> list[tuple[int, str]]:
         found = self._conn.execute(
-            "SELECT value FROM steps WHERE account = ? AND is_paid = 1 AND state = 'done'",
+            "SELECT job, value FROM steps WHERE account = ? AND is_paid = 1 AND state = 'done'",
             (account,),
         )
-        return [row[0] for row in found.fetchall()]
+        return found.fetchall()
 
     def set_aside(self) -> set[tuple[int, int]]:
         sql = "SELECT number, generation FROM jobs WHERE reserved_microusd > 0"
