@@ -59,7 +59,9 @@ class Job(NamedTuple):
     those in which the whole process did, its neighbours with it; `fence` counts
     every claim ever made: whoever does not hold the newest fence can change nothing.
     `generation` counts the renders asked for; `handle_json` is the provider's name of the
-    one that is open, `reserved_microusd` what it may cost until somebody knows.
+    one that is open, `reserved_microusd` what it may cost until somebody knows. `is_paid` is
+    true from when a paid step of this generation was begun, unless it was not accepted: the
+    next try goes on with the same call, and its money is set aside and counted once.
     """
 
     number: int
@@ -99,6 +101,7 @@ class Job(NamedTuple):
     started_ms: int | None = None
     finished_ms: int | None = None
     cancel_requested: bool = False
+    is_paid: bool = False
 
     @property
     def payload(self) -> dict[str, Any]:

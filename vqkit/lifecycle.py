@@ -93,7 +93,8 @@ def apply(
 
     `fence` is the claim's, for the verbs that need one. `change` carries what the verb is
     about: `owner`, `account`, `reserve` (claim); `stage`, `progress` (stage); `message`,
-    `level` (log); `handle_json`, `reserve` (step, resolve); `result_json` (complete);
+    `level` (log); `handle_json`, `reserve` (step, resolve), `is_paid` (resolve: the call was
+    made and goes on); `result_json` (complete);
     `not_before_ms`, `error_json`, `reason`, `crashed` (retry, fail);
     `to` (reclaim, resolve). `crashed=True` spends a crash instead of an attempt, and so does
     a reclaim, whose crashes are counted apart as `deaths`.
@@ -160,13 +161,18 @@ def _quoted(account: str) -> str:
 
 
 def _kept_account(job: Job) -> str | None:
-    """A job whose render is open at a provider stays with that account; any other is free."""
-    return job.account if job.handle_json is not None else None
+    """A job whose render is open at a provider stays with that account; any other is free.
+
+    One that has begun a paid call names the account whose money is set aside for it.
+    """
+    is_kept = job.handle_json is not None or job.is_paid
+    return job.account if is_kept else None
 
 
 def _kept_reserve(job: Job) -> int:
-    """What is set aside for an open render stays so until it is settled."""
-    return job.reserved_microusd if job.handle_json is not None else 0
+    """What is set aside for an open render, or a paid call, stays so until it is settled."""
+    is_kept = job.handle_json is not None or job.is_paid
+    return job.reserved_microusd if is_kept else 0
 
 
 def _spent(job: Job, change: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +186,7 @@ def _spent(job: Job, change: dict[str, Any]) -> dict[str, Any]:
     if change.get("died"):
         spent = {"attempt": job.attempt - 1, "deaths": job.deaths + 1}
     if change.get("fresh"):
-        spent |= {"generation": job.generation + 1, "handle_json": None}
+        spent |= {"generation": job.generation + 1, "handle_json": None, "is_paid": False}
     return spent
 
 
@@ -238,12 +244,19 @@ def _step(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
     return after, _event(kind, after, now_ms, name=change.get("name"))
 
 
+def _begin(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
+    """A paid step is about to be done: from here on there is money in it."""
+    after = changed(job, is_paid=True, updated_ms=now_ms)
+    return after, _event(kind, after, now_ms, **change)
+
+
 def _renew(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     """The handler found the render useless: its steps are done again, under other keys."""
     after = changed(
         job,
         generation=job.generation + 1,
         handle_json=None,
+        is_paid=False,
         reserved_microusd=change.get("reserve", job.reserved_microusd),
         updated_ms=now_ms,
     )
@@ -340,13 +353,15 @@ def _resolve(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
     if to == "failed":
         return _fail(job, now_ms, change, kind)
     handle_json = change.get("handle_json")
+    is_paid = bool(change.get("is_paid", handle_json is not None))
     reserve = change.get("reserve", job.reserved_microusd)
     after = changed(
         job,
         status="queued",
         handle_json=handle_json,
-        account=job.account if handle_json is not None else None,
-        reserved_microusd=reserve if handle_json is not None else 0,
+        is_paid=is_paid,
+        account=job.account if is_paid else None,
+        reserved_microusd=reserve if is_paid else 0,
         generation=job.generation + bool(change.get("fresh")),
         not_before_ms=None,
         reason=change.get("reason"),
@@ -400,6 +415,7 @@ def _request_cancel(job: Job, now_ms: int, change: dict[str, Any], kind: str) ->
 
 
 def _requeue(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
+    is_fresh = bool(change.get("fresh", job.status == "completed"))
     after = changed(
         job,
         status="queued",
@@ -408,7 +424,8 @@ def _requeue(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
         deaths=0,
         cancel_requested=False,
         account=_kept_account(job),
-        generation=job.generation + bool(change.get("fresh", job.status == "completed")),
+        generation=job.generation + is_fresh,
+        is_paid=job.is_paid and not is_fresh,
         not_before_ms=change.get("not_before_ms", job.not_before_ms),
         expires_ms=job.expires_ms if (job.expires_ms or 0) > now_ms else None,
         result_json=None,
@@ -429,7 +446,7 @@ _APPLY: dict[str, Callable[[Job, int, dict[str, Any], str], tuple[Job, Event | N
     "claim": _claim,
     "stage": _stage,
     "log": _note,
-    "begin": _note,
+    "begin": _begin,
     "step": _step,
     "renew": _renew,
     "complete": _complete,

@@ -28,10 +28,15 @@ class Effect(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """What is known of an attempt's money, in a word, and what is counted for it."""
+    """What is known of an attempt's money, in a word, and what is counted for it.
+
+    `is_assumed` where nobody said that it was not billed: no try of that kind has paid, unless
+    it had begun a paid call.
+    """
 
     money: Literal["billed", "not billed", "unknown"]
     cost_microusd: int
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ random number or touches a file, so all of it is property-tested.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -28,11 +28,13 @@ __all__ = [
     "amount",
     "assign",
     "bill",
+    "but_money",
     "capacity_now",
     "comes_back_ms",
     "decide",
     "free_slots",
     "lanes_of",
+    "left_slots",
     "may_collect",
     "model_pots",
     "models_at_rest",
@@ -42,6 +44,7 @@ __all__ = [
     "reclaim_bill",
     "reclaim_decision",
     "rescoped",
+    "settled",
     "shares_of",
     "used_up_text",
     "why_not",
@@ -344,6 +347,17 @@ def pots_of(account: Account, budgets: Collection[str]) -> tuple[tuple[str, int]
     return tuple(costs)
 
 
+def but_money(costs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Of what a job takes out of pots, what is no money."""
+    return tuple((pot, cost) for pot, cost in costs if not pot.startswith("budget"))
+
+
+def left_slots(slots: Sequence[Slots], grants: Iterable[Grant]) -> list[Slots]:
+    """The slots that are left when these jobs have been dealt out."""
+    taken = Counter(grant.account for grant in grants)
+    return [replace(s, free=s.free - taken[s.account]) if taken[s.account] else s for s in slots]
+
+
 def shares_of(account: Account, model: str) -> tuple[str, ...]:
     """The pots that a job of this model takes one slot of, where models have their own."""
     group = account.limits.get("group")
@@ -422,23 +436,50 @@ def bill(outcome: Outcome, job: Job) -> Bill | None:
         case "doubt":
             return None
         case "released" | "snoozed":
-            return None if job.is_open else Bill("not billed", 0)
+            return None if job.is_open else Bill("not billed", 0, is_assumed=True)
     if outcome.is_billed is False:
-        return Bill("not billed", 0)
+        is_assumed = known is None and not outcome.is_fresh
+        return Bill("not billed", 0, is_assumed=is_assumed)
     if outcome.is_billed:
         return Bill("billed", reserved if known is None else known)
     return Bill("unknown", reserved)
 
 
 def reclaim_bill(before: Job, after: Job, *, is_unspent: bool = False) -> Bill | None:
-    """The same for an attempt whose process died; `is_unspent` where no paid step was begun."""
+    """The same for an attempt whose process died.
+
+    `is_unspent` where money is spent in paid steps only.
+    """
     if after.status == "completed":
         result = codec.loads(after.result_json)
         told = amount(result.get("cost_microusd")) if isinstance(result, dict) else None
         return Bill("billed", before.reserved_microusd if told is None else told)
     if after.status == "in_doubt" or after.is_open:
         return None
+    is_unspent = is_unspent and not before.is_paid
     return Bill("not billed", 0) if is_unspent else Bill("unknown", before.reserved_microusd)
+
+
+def settled(bill: Bill | None, before: Job, after: Job, counted: int) -> Bill | None:
+    """What is written down of a bill, seen what the job was and became.
+
+    None where the money stays set aside, for a render that goes on or for a paid call whose
+    answer the next try has. `counted` is what earlier tries of this generation were counted
+    for already: it is not counted again.
+    """
+    if after.is_open or (after.reserved_microusd and not after.is_terminal):
+        return None
+    if bill is None:
+        if not before.reserved_microusd:
+            return None
+        # Set aside by this very try, when it asked for another render.
+        is_good = after.status == "completed"
+        return Bill("billed" if is_good else "unknown", before.reserved_microusd)
+    if bill.is_assumed and before.is_paid and not before.is_open:
+        bill = Bill("unknown", before.reserved_microusd)
+    if before.is_paid and not before.reserved_microusd:
+        return bill._replace(cost_microusd=max(0, bill.cost_microusd - counted))
+    return bill
 
 
 def amount(told: Any) -> int | None:

@@ -518,22 +518,27 @@ class Pump:
     async def _tell_resters(self, resters: list[Future[None]], result: TurnResult) -> None:
         """Tells those who wait that the queue is at rest, if it is; else they wait on."""
         now_ms = self._clock.now_ms()
+        broke = {
+            lane
+            for account in result.accounts
+            if account.name in result.out_of_budget
+            for lane in self._lanes_of(account)
+        }
         lanes = {
             lane
             for account in result.accounts
             # One that is parked for a while comes back; one parked for good waits for its user.
             if account.name not in result.why
             or now_ms < (account.parked_until_ms or 0) < policy.FOR_EVER_MS
-            for lane in lanes_of(
-                account.name,
-                account.provider,
-                takes_any=account.provider not in self._named_only,
-            )
+            for lane in self._lanes_of(account)
         }
 
         def at_rest(store: Store) -> bool:
             is_over = self._is_stopping or result.is_paused
-            return not store.owners() and (is_over or not store.has_work_for(list(lanes)))
+            has_work = store.has_work_for(list(lanes)) or store.has_work_for(
+                list(broke), is_paid=True
+            )
+            return not store.owners() and (is_over or not has_work)
 
         is_busy = (
             self._reading or self._flights or self._ended or self._noted or self._strays.is_busy
@@ -544,6 +549,10 @@ class Pump:
                     rested.set_result(None)
         else:
             self._resters += [rested for rested in resters if not rested.cancelled()]
+
+    def _lanes_of(self, account: Account) -> tuple[str, ...]:
+        takes_any = account.provider not in self._named_only
+        return lanes_of(account.name, account.provider, takes_any=takes_any)
 
     # -- attempts ------------------------------------------------------------------------------
 

@@ -103,7 +103,8 @@ def _take_over(
         result_json, made = finished.get(job.number) or (None, ())
         doubt = doubts.get(job.number)
         decision = policy.reclaim_decision(job, result_json, max_deaths, doubt)
-        if job.account in unspent:
+        # A job that has paid before spends in paid steps only.
+        if job.account in unspent or (job.generation and _has_paid(store, job)):
             decision.change["is_unspent"] = True
         return decision, made
 
@@ -112,6 +113,10 @@ def _take_over(
         outputs.forget(job.id, job.fence)
         outputs.discard_parts(job.id, job.fence)
     return ends
+
+
+def _has_paid(store: Store, job: Job) -> bool:
+    return any(step.is_paid for step in store.steps(job.number))
 
 
 def doubtful_step(store: Store, job: Job, receipts: Receipts) -> str | None:

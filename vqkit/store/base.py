@@ -249,10 +249,12 @@ class Store(PaidVerbs):
             collecting = [
                 a for a in accounts if a.name in used_up or (a.name in why and claim.may_collect(a))
             ]
+            # Where models have slots of their own, what is paid waits for the budget too.
+            broke = [a for a in accounts if a.name in used_up and not a.is_by_model]
             claimed: list[Job] = []
             is_limited = False
             if (able or collecting) and not is_paused:
-                claimed, is_limited = self._claim(claim, able, collecting, now_ms)
+                claimed, is_limited = self._claim(claim, able, broke, collecting, now_ms)
             parked = policy.comes_back_ms(accounts, now_ms)
             why |= _resting_models(able, now_ms)
             return TurnResult(
@@ -269,6 +271,7 @@ class Store(PaidVerbs):
                 ),
                 is_limited=is_limited,
                 stop_ms=self.setting("stop_ms", 0),
+                out_of_budget=frozenset(a.name for a in broke),
             )
 
     def _settle(
@@ -306,7 +309,7 @@ class Store(PaidVerbs):
                 word = "cancelled" if after.status == "cancelled" else t.outcome
                 error_json = t.change.get("error_json")
                 # What is open is not spent yet: whoever collects or closes it says what it was.
-                bill = None if after.is_open else t.bill
+                bill = policy.settled(t.bill, job, after, self._counted(job))
                 ends.append(_ended(job, t.fence, now_ms, word, error_json, bill))
             if t.effect is not None and job.account is not None:
                 effects.append((job.account, t.effect))
@@ -333,6 +336,7 @@ class Store(PaidVerbs):
         self,
         claim: Claim,
         able: Sequence[Account],
+        broke: Sequence[Account],
         collecting: Sequence[Account],
         now_ms: int,
     ) -> tuple[list[Job], bool]:
@@ -351,8 +355,11 @@ class Store(PaidVerbs):
                 a.provider not in claim.named_only,
                 models.get(a.name),
             )
-            for a in able
+            for a in (*able, *broke)
         ]
+        prices = {a.name: int(a.limits.get("price", 0)) for a in (*able, *collecting)}
+        first = self._claim_paid(slots, pots, claim.limit) if any(prices.values()) else []
+        slots = policy.left_slots(slots[: len(able)], first)
         slots += [policy.Slots(a.name, a.provider, 0, takes_any=False) for a in collecting]
         wanted: Counter[str] = Counter()
         for s in slots:
@@ -360,26 +367,34 @@ class Store(PaidVerbs):
             wanted[s.lanes[0]] += live.get(s.account, 0)  # its open renders, which need no slot
         waiting = {
             # One more than may be taken shows that the limit, not the work, was the end of it.
-            lane: self._waiting(lane, min(n, claim.limit + 1))
+            lane: self._waiting(lane, min(n, claim.limit + 1) + len(first))
             for lane, n in wanted.items()
             if n > 0
         }
         for s in slots:
             for lane in s.lanes if s.models else ():
                 self._add_models(waiting, lane, s.models, pots, min(wanted[lane], claim.limit + 1))
-        grants = policy.assign(slots, waiting, pots)
+        dealt = {grant.number for grant in first}
+        if dealt:
+            waiting = {
+                lane: [c for c in found if c.number not in dealt] for lane, found in waiting.items()
+            }
+        grants = first + policy.assign(slots, waiting, pots)
         is_limited = len(grants) > claim.limit
         grants = grants[: claim.limit]
         found = self._jobs_by_number({g.number for g in grants})
         pairs, events, attempts = [], [], []
-        prices = {a.name: int(a.limits.get("price", 0)) for a in (*able, *collecting)}
         for grant in grants:
             before = found[grant.number]
             if before.expires_ms is not None and before.expires_ms <= now_ms:
                 continue  # more fell due than one turn puts away; the next one does
             change: dict[str, Any] = {"owner": claim.owner, "account": grant.account}
-            if prices[grant.account] and not before.is_open:
+            if prices[grant.account] and not (before.is_open or before.is_paid):
                 change["reserve"] = prices[grant.account]
+            if before.reserved_microusd and before.account != grant.account:
+                # Its call was made on another account, which has paid for it.
+                self._settle_doubt(before, now_ms, Bill("unknown", before.reserved_microusd))
+                change["reserve"] = 0
             after, event = lifecycle.apply(before, "claim", now_ms, **change)
             pairs.append((before, after))
             events.append(event)
@@ -393,9 +408,26 @@ class Store(PaidVerbs):
             )
         self._write(pairs)
         self._insert_attempts(attempts)
-        self._use_minutes(able, [(b, a) for b, a in pairs if not b.is_open], now_ms)
+        self._use_minutes((*able, *broke), [(b, a) for b, a in pairs if not b.is_open], now_ms)
         self._record(events)
         return [after for _, after in pairs], is_limited
+
+    def _claim_paid(
+        self, slots: Sequence[policy.Slots], pots: dict[str, int], limit: int
+    ) -> list[policy.Grant]:
+        """Deals out the jobs that go on with a paid call: they need a slot, and no money.
+
+        What they take of other pots is taken from `pots`.
+        """
+        slots = [replace(s, costs=policy.but_money(s.costs)) for s in slots if s.models is None]
+        lanes = {lane for s in slots if s.free for lane in s.lanes}
+        waiting = {lane: self._waiting_paid(lane, limit + 1) for lane in lanes}
+        grants = policy.assign(slots, waiting, pots)
+        costs = {s.account: s.costs for s in slots}
+        for grant in grants:
+            for pot, cost in costs[grant.account]:
+                pots[pot] -= cost
+        return grants
 
     def _expire_due(self, now_ms: int) -> None:
         due = self._expired(now_ms, EXPIRE_CHUNK)
@@ -438,7 +470,8 @@ class Store(PaidVerbs):
         self._write(pairs)
         self._record(events)
         for before, after in pairs:
-            if before.status == "in_doubt" and after.is_terminal and not after.is_open:
+            is_aside = before.status == "in_doubt" or before.reserved_microusd
+            if is_aside and after.status == "cancelled" and not after.is_open:
                 self._settle_doubt(before, now_ms, Bill("unknown", before.reserved_microusd))
         return [after.number for _, after in pairs]
 
@@ -464,6 +497,7 @@ class Store(PaidVerbs):
                 error_json = decision.change.get("error_json")
                 is_unspent = bool(decision.change.get("is_unspent"))
                 bill = policy.reclaim_bill(job, after, is_unspent=is_unspent)
+                bill = policy.settled(bill, job, after, self._counted(job))
                 ends.append(_ended(job, job.fence, now_ms, word, error_json, bill))
             self._write(pairs)
             self._end(ends, now_ms)
@@ -684,7 +718,7 @@ def _origin_json(source: str | None, batch: str | None) -> str:
 def _ended(
     job: Job, fence: int, now_ms: int, word: str, error_json: str | None, bill: Bill | None
 ) -> Attempt:
-    money, cost = (None, None) if bill is None else bill
+    money, cost = (None, None) if bill is None else bill[:2]
     return Attempt(
         job.number,
         fence,

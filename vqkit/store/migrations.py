@@ -217,3 +217,18 @@ def m004_shared_rows(db: Database) -> None:
         " batch TEXT NOT NULL, row INTEGER, PRIMARY KEY (job, source, batch)) STRICT, WITHOUT ROWID"
     )
     db.execute("CREATE INDEX shared_rows_of ON shared_rows (source, batch)")
+
+
+@MIGRATIONS()
+def m005_paid_calls(db: Database) -> None:
+    """Jobs that have begun a paid call, which a later try goes on with."""
+    db.execute("ALTER TABLE jobs ADD COLUMN is_paid INTEGER NOT NULL DEFAULT 0")
+    db.execute(
+        "UPDATE jobs SET is_paid = 1 WHERE EXISTS (SELECT 1 FROM steps WHERE steps.is_paid = 1"
+        " AND steps.job = jobs.number AND steps.generation = jobs.generation)"
+    )
+    db.execute(
+        "CREATE INDEX jobs_paid ON jobs (lane, priority DESC, number)"
+        " WHERE status = 'queued' AND not_before_ms IS NULL AND is_paid = 1"
+        " AND is_open = 0"
+    )

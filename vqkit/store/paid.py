@@ -96,7 +96,7 @@ class PaidVerbs(Primitives):
             price = next(
                 (a.limits.get("price", 0) for a in self.accounts() if a.name == job.account), 0
             )
-            paid = [s for s in self.steps(number) if s.is_paid and s.generation == job.generation]
+            paid = self._paid_steps(job)
             for step in paid:
                 if step.state == "intent":
                     raise InDoubt(
@@ -105,10 +105,10 @@ class PaidVerbs(Primitives):
                         step=step.name,
                     )
             if paid:
-                job = self._renewed(job, min(step.fence for step in paid), now_ms)
+                job = self._renewed(job, min(step.fence for step in paid), price, now_ms)
         return NOT_COVERED if price and not job.reserved_microusd else None
 
-    def _renewed(self, job: Job, sent_by: int, now_ms: int) -> Job:
+    def _renewed(self, job: Job, sent_by: int, price: int, now_ms: int) -> Job:
         tries = self.attempts(job.number)
         mine = next(a for a in tries if a.fence == job.fence)
         # An earlier try that failed with this render open has been counted as having paid it.
@@ -121,8 +121,10 @@ class PaidVerbs(Primitives):
         account = next(a for a in self.accounts() if a.name == job.account)
         pots = self._pots({}, now_ms)
         budgets = [pot for pot, _ in policy.pots_of(account, pots) if pot.startswith("budget")]
-        is_covered = all(pots[pot] >= spent for pot in budgets)
-        reserve = job.reserved_microusd if is_covered else 0
+        wanted = job.reserved_microusd or price  # nothing is aside for one that was counted
+        more = wanted + spent - job.reserved_microusd
+        is_covered = all(pots[pot] >= more for pot in budgets)
+        reserve = wanted if is_covered else 0
         after, event = lifecycle.apply(job, "renew", now_ms, job.fence, reserve=reserve)
         self._write([(job, after)])
         self._record([event])
@@ -149,8 +151,21 @@ class PaidVerbs(Primitives):
     def drop_step(self, step: Step, fence: int) -> None:
         """Takes an intent back: it certainly was not done."""
         with self.transaction():
-            lifecycle.apply(self.job(step.job), "begin", self.clock.now_ms(), fence)
+            job = self.job(step.job)
+            lifecycle.apply(job, "begin", self.clock.now_ms(), fence)  # is it still ours?
             self._delete_step(step)
+            self._write([(job, job._replace(is_paid=bool(self._paid_steps(job))))])
+
+    def _paid_steps(self, job: Job) -> list[Step]:
+        """The paid steps of the job's generation, begun or done."""
+        return [s for s in self.steps(job.number) if s.is_paid and s.generation == job.generation]
+
+    def _counted(self, job: Job) -> int:
+        """What earlier tries have been counted for, of a call that is paid and settled."""
+        if not job.is_paid or job.reserved_microusd:
+            return 0
+        tries = [a for a in self.attempts(job.number) if a.generation == job.generation]
+        return sum(a.cost_microusd or 0 for a in tries)
 
     def resolve(
         self,
@@ -180,6 +195,9 @@ class PaidVerbs(Primitives):
                 self._refuse_taken(job, value_json)
             change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
             change |= _opened(value_json, handle_json)
+            others = [s for s in self._paid_steps(job) if s.state == "done"]
+            # Without a value it was not sent: what an earlier call has cost stays set aside.
+            change["is_paid"] = value_json is not None or (bool(others) and not is_fresh)
             if error_json is not None:
                 change["error_json"] = error_json
             after, event = lifecycle.apply(job, "resolve", now_ms, **change)
@@ -192,8 +210,9 @@ class PaidVerbs(Primitives):
                         self._delete_step(step)
             self._write([(job, after)])
             self._record([event, *told])
-            if handle_json is None and value_json is None:
-                was_not_sent = to == "queued" and not is_fresh
+            if not after.is_open and not (after.is_paid and after.status == "queued"):
+                is_known = value_json is not None or bool(others)
+                was_not_sent = to == "queued" and not is_fresh and not is_known
                 spent = Bill("unknown", job.reserved_microusd)
                 if cost_microusd is not None:
                     spent = Bill("billed" if cost_microusd else "not billed", cost_microusd)
@@ -220,12 +239,14 @@ class PaidVerbs(Primitives):
                     )
 
     def _settle_doubt(self, job: Job, now_ms: int, bill: Bill) -> None:
-        """Writes down what the doubtful attempts of this render cost."""
-        doubtful = [
+        """Writes down what the attempts of this render cost of which nobody knew."""
+        tries = [
             a
             for a in self.attempts(job.number)
-            if a.generation == job.generation and a.money is None and a.finished_ms is not None
+            if a.generation == job.generation and a.finished_ms is not None
         ]
+        # The last one, where all are settled: it opened this generation, and paid another one.
+        doubtful = [a for a in tries if a.money is None] or tries[-1:]
         for i, a in enumerate(doubtful):
             cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
             self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
@@ -251,6 +272,7 @@ class PaidVerbs(Primitives):
                     status=job.status,
                     verb="resolve",
                 )
+            self._refuse_taken(job, value_json)
             step = said[-1]
             later = [s for s in mine if s != step and s.begun_ms >= (step.ended_ms or 0)]
             if paid := [s.name for s in later if s.is_paid]:
@@ -260,9 +282,9 @@ class PaidVerbs(Primitives):
                 )
             for after in later:
                 self._delete_step(after)
-            self._write_step(_done(step, value_json, now_ms))
+            told = self._keep_value(step, value_json, now_ms)
             data = codec.dumps({"reason": reason})
-            self._record([Event("job.resolved", number, now_ms, data_json=data)])
+            self._record([*told, Event("job.resolved", number, now_ms, data_json=data)])
             if job.status == "failed":
                 failed, (job, event) = job, lifecycle.apply(job, "requeue", now_ms, reason=reason)
                 self._write([(failed, job)])

@@ -76,7 +76,7 @@ class TurnResult:
     had been committed before, by a commit whose answer was lost. `cancels` are the
     owner's running jobs, as (number, fence), that the user wants stopped. `next_ms` is
     when a waiting job falls due or a parked account comes back. Pumps that began before
-    `stop_ms` are asked to stop.
+    `stop_ms` are asked to stop. Accounts `out_of_budget` still go on with calls that are paid.
     """
 
     claimed: tuple[Job, ...] = ()
@@ -89,6 +89,7 @@ class TurnResult:
     next_ms: int | None = None
     is_limited: bool = False
     stop_ms: int = 0
+    out_of_budget: frozenset[str] = frozenset()
 
 
 class Runner(NamedTuple):
@@ -253,8 +254,11 @@ class Primitives(ABC):
         """The runners that hold running jobs."""
 
     @abstractmethod
-    def has_work_for(self, lanes: Sequence[str]) -> bool:
-        """True while a queued job stands in one of these lanes, due now or later."""
+    def has_work_for(self, lanes: Sequence[str], *, is_paid: bool = False) -> bool:
+        """True while a queued job stands in one of these lanes, due now or later.
+
+        With `is_paid`, one that goes on with a paid call and needs no more money.
+        """
 
     @abstractmethod
     def waiting_lanes(self) -> list[str]:
@@ -330,6 +334,9 @@ class Primitives(ABC):
     def _waiting(
         self, lane: str, limit: int, model: str | None = None
     ) -> list[policy.Candidate]: ...
+
+    @abstractmethod
+    def _waiting_paid(self, lane: str, limit: int) -> list[policy.Candidate]: ...
 
     @abstractmethod
     def _waiting_models(self, lane: str) -> list[str]: ...

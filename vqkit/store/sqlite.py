@@ -55,7 +55,13 @@ RECENT_EVENTS = 400
 RECENT_STEPS = 1000
 BULK_SIZES = (256, 64, 16, 4, 1)  # few sizes, so that their statements stay compiled
 MODELS_MAX = 200  # of a lane; more than these wait until some of them are done
-KNOWN_MIGRATIONS = ("m001_tables", "m002_strays", "m003_models", "m004_shared_rows")
+KNOWN_MIGRATIONS = (
+    "m001_tables",
+    "m002_strays",
+    "m003_models",
+    "m004_shared_rows",
+    "m005_paid_calls",
+)
 
 
 def _columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -97,6 +103,11 @@ _WAITING_OF_MODEL = (
     "SELECT 1 - is_open AS not_open, -priority AS minus_priority, number FROM jobs"
     " WHERE status = 'queued' AND not_before_ms IS NULL AND lane = ? AND model = ?"
     " ORDER BY is_open DESC, priority DESC, number LIMIT ?"
+)
+_WAITING_PAID = (  # named: without statistics the planner takes the index of all that wait
+    "SELECT 1 - is_open AS not_open, -priority AS minus_priority, number FROM jobs"
+    " INDEXED BY jobs_paid WHERE status = 'queued' AND not_before_ms IS NULL AND is_paid = 1"
+    " AND is_open = 0 AND lane = ? ORDER BY priority DESC, number LIMIT ?"
 )
 _MODELS = (  # hops from model to model along the index
     "WITH RECURSIVE models (model) AS ("
@@ -160,6 +171,7 @@ _SHEET_JOBS = (
 # What runs at every turn, with the index it must use; tests hold their query plans to it.
 HOT_STATEMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "jobs_waiting": (_WAITING, ("", 10)),
+    "jobs_paid": (_WAITING_PAID, ("", 10)),
     "jobs_by_model": (_WAITING_OF_MODEL, ("", "", 10)),
     "jobs_due": (_NEXT_DUE, ()),
     "jobs_expiring": (_EXPIRED, (0, 10)),
@@ -721,6 +733,10 @@ class SqliteStore(Store):
             rows = self._rows(columns, _WAITING_OF_MODEL, (lane, model, limit))
         return sorted(Candidate._make((*row, model)) for row in rows)
 
+    def _waiting_paid(self, lane: str, limit: int) -> list[Candidate]:
+        rows = self._rows(Candidate._fields[:3], _WAITING_PAID, (lane, limit))
+        return sorted(Candidate._make((*row, None)) for row in rows)
+
     def _waiting_models(self, lane: str) -> list[str]:
         return [row[0] for row in self._conn.execute(_MODELS, (lane,)).fetchall()]
 
@@ -978,12 +994,13 @@ class SqliteStore(Store):
         sql = "SELECT DISTINCT owner FROM jobs WHERE status = 'running'"
         return {row[0] for row in self._conn.execute(sql).fetchall()}
 
-    def has_work_for(self, lanes: Sequence[str]) -> bool:
+    def has_work_for(self, lanes: Sequence[str], *, is_paid: bool = False) -> bool:
+        only = " AND is_paid = 1 AND is_open = 0" if is_paid else ""
         sql = (
             "SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND not_before_ms IS NULL"
-            " AND lane IN (SELECT value FROM json_each(?1)))"
+            f" AND lane IN (SELECT value FROM json_each(?1)){only})"
             " OR EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND not_before_ms IS NOT NULL"
-            " AND lane IN (SELECT value FROM json_each(?1)))"
+            f" AND lane IN (SELECT value FROM json_each(?1)){only})"
         )
         return bool(self._conn.execute(sql, (codec.dumps(list(lanes)),)).fetchone()[0])
 
