@@ -165,7 +165,6 @@ def _shared(reader: Any) -> list[str]:
     is_phonetic = False
     parser = ParserCreate(None, " ")
     parser.buffer_text = True
-    parser.StartDoctypeDeclHandler = _refuse_doctype
 
     def start(name: str, _: dict[str, str]) -> None:
         nonlocal is_phonetic
