@@ -242,6 +242,32 @@ def test_a_process_that_dies_after_its_paid_call_is_counted_once(tmp_path: Path)
         assert books(q) == (["handed on"] * 3 + ["billed"], 1.0, 0.0)
 
 
+@pytest.mark.parametrize("is_requeued", [True, False])
+def test_each_call_is_counted_where_tries_fail_between_renewals(
+    tmp_path: Path, is_requeued: bool
+) -> None:
+    calls: list[str] = []
+
+    def render(job: Any) -> int:
+        def send(key: str) -> int:
+            calls.append(key)
+            return len(calls)
+
+        while (number := job.once("submit", send, paid=True)) < 6:
+            if job.once("tries", lambda: job._job.fence) == job._job.fence:
+                raise ValueError("once for every call")
+            job.fresh()
+        return int(number)
+
+    retry = Retry(max_attempts=1 if is_requeued else 20, base_s=0, max_s=0)
+    with open_books(tmp_path) as q:
+        while q.run(render, retry=retry).counts.get("failed"):
+            q.requeue(1)
+        assert (q.job(1).result, len(calls), len(set(calls))) == (6, 6, 6)
+        assert books(q)[1:] == (6.0, 0.0)
+        assert sum(r["cost"] or 0 for r in q.cost_records()) == 6.0
+
+
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_process_that_dies_without_a_paid_call_is_counted_as_before(
     tmp_path: Path, is_begun: bool

@@ -105,25 +105,18 @@ class PaidVerbs(Primitives):
                         step=step.name,
                     )
             if paid:
-                job = self._renewed(job, min(step.fence for step in paid), price, now_ms)
+                job = self._renewed(job, price, now_ms)
         return NOT_COVERED if price and not job.reserved_microusd else None
 
-    def _renewed(self, job: Job, sent_by: int, price: int, now_ms: int) -> Job:
-        tries = self.attempts(job.number)
-        mine = next(a for a in tries if a.fence == job.fence)
-        # An earlier try that failed with this render open has been counted as having paid it.
-        is_counted = any(
-            a.cost_microusd and a.outcome not in ("snoozed", "released")
-            for a in tries
-            if sent_by <= a.fence < job.fence and a.generation == job.generation
-        )
-        spent = 0 if is_counted else job.reserved_microusd
+    def _renewed(self, job: Job, price: int, now_ms: int) -> Job:
+        mine = next(a for a in self.attempts(job.number) if a.fence == job.fence)
+        # Nothing is aside where an earlier try was counted as having paid for this one.
+        spent = job.reserved_microusd
+        wanted = spent or price
         account = next(a for a in self.accounts() if a.name == job.account)
         pots = self._pots({}, now_ms)
         budgets = [pot for pot, _ in policy.pots_of(account, pots) if pot.startswith("budget")]
-        wanted = job.reserved_microusd or price  # nothing is aside for one that was counted
-        more = wanted + spent - job.reserved_microusd
-        is_covered = all(pots[pot] >= more for pot in budgets)
+        is_covered = all(pots[pot] >= wanted for pot in budgets)
         reserve = wanted if is_covered else 0
         after, event = lifecycle.apply(job, "renew", now_ms, job.fence, reserve=reserve)
         self._write([(job, after)])
