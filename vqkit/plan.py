@@ -30,14 +30,8 @@ from .intake.table import Row, Table
 from .job import Added, Job, JobSpec, RowProblem
 from .notebook.counting import counted
 from .snapshot import duration_text
-from .store.base import (
-    SheetJobs,
-    differs,
-    is_begun_otherwise,
-    is_stranger,
-    is_untouched,
-    versioned,
-)
+from .store.base import SheetJobs
+from .store.rows import differs, is_begun_otherwise, is_stranger, is_untouched, versioned
 from .words import clean, count, shorten
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from .target import HALF, Change, Changes, Saved, replacing, target_of
 if TYPE_CHECKING:
     from ..queue.looking import Looking
 
-__all__ = ["Change", "Saved", "save", "save_into"]
+__all__ = ["Change", "Saved", "save"]
 
 Writer = Callable[[Path, Rows, Changes], None]
 
@@ -52,21 +52,6 @@ def save(queue: Looking, path: str | os.PathLike[str], *, overwrite: bool = Fals
         with replacing(queue.path, target, overwrite) as part:
             WRITERS[target.suffix.lower()](part, rows, changes)
     return Saved(target, rows.count, tuple(changes.first), dict(changes.counts))
-
-
-def save_into(
-    queue: Looking,
-    source: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    sheet: str | None = None,
-    columns: list[str] | dict[str, str | None] | None = None,
-    overwrite: bool = False,
-) -> Saved:
-    """See `Queue.save_into`."""
-    from .beside import save_into  # openpyxl takes a while to load
-
-    return save_into(queue, source, path, sheet=sheet, columns=columns, overwrite=overwrite)
 
 
 def _is_from(source: str, name: str) -> bool:

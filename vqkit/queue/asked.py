@@ -9,10 +9,7 @@ from typing import Any
 from .. import codec
 from ..clock import as_ms
 from ..errors import UsageError
-from ..job import (
-    STATUSES,
-    Job,
-)
+from ..job import STATUSES, Job
 
 __all__ = ["Which", "moment", "pandas", "statuses", "text", "utc", "whole"]
 

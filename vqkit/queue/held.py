@@ -22,7 +22,6 @@ from ..store.thread import StoreThread
 if TYPE_CHECKING:
     from ..notebook.dashboard import Dashboard
 
-
 __all__ = ["Held"]
 
 T = TypeVar("T")

@@ -10,20 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from .. import codec
-from ..job import (
-    STATUSES,
-    Attempt,
-    Event,
-    Job,
-    Output,
-    Step,
-)
+from ..job import STATUSES, Attempt, Event, Job, Output, Step
 from ..liveness import is_alive
 from ..notebook.gallery import ShownJob
 from ..snapshot import Snapshot, take
 from ..steps import handle_of
 from ..store.base import JobFilter
 from ..store.files import beside
+from .asked import Which, pandas, statuses, utc
+from .held import Held
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,12 +27,9 @@ if TYPE_CHECKING:
     from ..notebook.clips import Clip
     from ..notebook.gallery import Details
 
-from .asked import Which, pandas, statuses, utc
-from .held import Held
-
 __all__ = ["Looking"]
 
-PUT_CHUNK = 500
+PAGE = 500
 
 
 class Looking(Held):
@@ -89,7 +81,7 @@ class Looking(Held):
 
     def iter_jobs(self) -> Iterator[Job]:
         """All jobs, read a page at a time, so that a million need no memory."""
-        chosen = JobFilter(limit=PUT_CHUNK)
+        chosen = JobFilter(limit=PAGE)
         while page := self._page(chosen):
             yield from page
             chosen = replace(chosen, after=page[-1].number)
@@ -173,8 +165,8 @@ class Looking(Held):
             files.setdefault(output.job, []).append(self._files.resolve(output.path))
         costs = self._read(lambda s: s.job_costs())
         numbers = self._read(lambda s: s.numbers_by_source())
-        for start in range(0, len(numbers), PUT_CHUNK):
-            chosen = JobFilter(numbers=tuple(numbers[start : start + PUT_CHUNK]))
+        for start in range(0, len(numbers), PAGE):
+            chosen = JobFilter(numbers=tuple(numbers[start : start + PAGE]))
             page = {job.number: job for job in self._page(chosen)}
             for number in chosen.numbers or ():
                 if number in page:  # it may have been pruned since
@@ -209,11 +201,9 @@ class Looking(Held):
         UsageError is raised and nothing saved. Several jobs of a row (`samples`) share its cells
         and have a column each for their files. Replaces files as `save` does.
         """
-        from .. import export
+        from ..export.beside import save_into
 
-        return export.save_into(
-            self, source, path, sheet=sheet, columns=columns, overwrite=overwrite
-        )
+        return save_into(self, source, path, sheet=sheet, columns=columns, overwrite=overwrite)
 
     @property
     def _thumbs(self) -> Path:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import html
 from ..errors import UsageError
-from ..job import (
-    Event,
-)
+from ..job import Event
 from ..liveness import is_alive
 from ..policy import comes_back_ms
 from ..store.files import beside
 from ..store.sums import Ends, Pace, costs, newest_completed, timeline, tries, with_prompts
 from ..words import what as what_of
+from .asked import Which, moment, whole
+from .running import Running
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from ..notebook.gallery import Comparison, Gallery
     from ..notebook.progress import Notify, Progress
 
-from .asked import Which, moment, whole
-from .running import Running
-
 __all__ = ["Pictures"]
 
-PUT_CHUNK = 500
+SAMPLES_COMPARED = 500  # of one prompt
 
 
 class Pictures(Running):
@@ -178,7 +175,7 @@ class Pictures(Running):
         columns = []
         for one in wanted:
             numbers = found[one] if isinstance(one, str) else [self.job(one).number]
-            clips = self._clips(numbers[:PUT_CHUNK])
+            clips = self._clips(numbers[:SAMPLES_COMPARED])
             columns.append((one if isinstance(one, str) else what_of(clips[0].job), clips))
         return Comparison(columns, self._thumbs)
 

@@ -10,23 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import intake
 from ..errors import PayloadError, StoreError, UsageError
 from ..expand import expanded
-from ..job import (
-    Added,
-    Job,
-    JobSpec,
-    RowProblem,
-)
+from ..job import Added, Job, JobSpec, RowProblem
+from ..store.rows import PUT_CHUNK
 from ..store.sqlite import SqliteStore
+from .asked import moment, text, whole
+from .changing import Changing
 
 if TYPE_CHECKING:
     from ..plan import Plan
 
-from .asked import moment, text, whole
-from .changing import Changing
-
 __all__ = ["Putting"]
 
-PUT_CHUNK = 1000
 PROBLEMS_KEPT = 1000
 
 

@@ -8,9 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from ..accounts import check_capacity
 from ..errors import UsageError
-from ..job import (
-    Job,
-)
+from ..job import Job
 from ..providers.base import Provider
 from ..providers.function import function_provider
 from ..pump import Pump
