@@ -273,9 +273,10 @@ class ExecutorContract:
         self, folder: Path, handler: Handler, job: Job | None = None, **settings: Any
     ) -> tuple[Work, list[tuple[str, dict[str, Any]]]]:
         told: list[tuple[str, dict[str, Any]]] = []
-        notes = Notes(lambda verb, change: told.append((verb, change)))
+        job = job or a_job()
+        notes = Notes(job, lambda job, verb, change: told.append((verb, change)))
         place = OutputFolder(folder / "out", folder / "finished")
-        return Work(self.adapt(handler), job or a_job(), place, notes, **settings), told
+        return Work(self.adapt(handler), job, place, notes, **settings), told
 
     async def ended(self, executor: Executor, work: Work) -> Returned | BaseException:
         """What came of it: a value, or the error the handler raised."""

@@ -33,6 +33,7 @@ from vqkit.errors import GiveUp, JobCancelled
 from vqkit.executors.base import Executor, HandlerRaised, WorkerDied
 from vqkit.executors.local import AsyncExecutor, ThreadExecutor
 from vqkit.executors.process import ProcessExecutor
+from vqkit.job import Job
 
 PATIENCE_S = 20.0
 
@@ -259,9 +260,9 @@ class TestProcessExecutor(ExecutorContract):
         work, told = self.work(tmp_path, many_notes)
         deliver = work.notes._deliver
 
-        def slowly(verb: str, change: dict[str, Any]) -> None:
+        def slowly(job: Job, verb: str, change: dict[str, Any]) -> None:
             threading.Event().wait(0.002)
-            deliver(verb, change)
+            deliver(job, verb, change)
 
         work.notes._deliver = slowly
         await executor.run(work)
@@ -305,7 +306,7 @@ async def main():
     folder = OutputFolder(Path("out"), Path("finished"))
     for n in (2, -1):
         job = Job(1, "id1", f'{{"n": {n}}}', status="running", fence=1, account="a")
-        done = await executor.run(Work(handler, job, folder, Notes(lambda *note: None)))
+        done = await executor.run(Work(handler, job, folder, Notes(job, lambda *note: None)))
         print(done.value, flush=True)
 
 asyncio.run(main())
@@ -337,9 +338,7 @@ def test_a_function_of_main_runs_in_a_worker_which_dies_with_its_parent(
 
 
 def _with(work: Any, handler: Handler) -> Any:
-    from dataclasses import replace
-
-    return replace(work, handler=handler)
+    return work._replace(handler=handler)
 
 
 def _is_there(pid: int) -> bool:

@@ -138,6 +138,7 @@ def apply(
 
 
 _INDEX = {name: i for i, name in enumerate(JOB_FIELDS)}
+_new = tuple.__new__
 
 
 def changed(job: Job, **fields: Any) -> Job:
@@ -145,7 +146,7 @@ def changed(job: Job, **fields: Any) -> Job:
     values: list[Any] = list(job)
     for name, value in fields.items():
         values[_INDEX[name]] = value
-    return Job._make(values)
+    return _new(Job, values)
 
 
 def _event(kind: str, job: Job, now_ms: int, level: str = "info", /, **data: Any) -> Event:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .job import Output
@@ -39,8 +38,7 @@ class Bill(NamedTuple):
     is_assumed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How one attempt ended.
 
     ============  =====================================================================

@@ -262,7 +262,7 @@ def provider_outcome(
         case "moderated":
             effect = Effect(is_moderated=True, reason=told)
             end = Outcome("gave_up", error_json=error_json, reason=told, effect=effect)
-            return replace(end, is_billed=is_billed, cost_microusd=cost, is_fresh=True)
+            return end._replace(is_billed=is_billed, cost_microusd=cost, is_fresh=True)
         case "auth":
             why = f"its key is not accepted ({told}); give it another, then accounts.unpark(name)"
             return _rested(told, Effect(FOR_EVER_MS, why))
@@ -293,7 +293,7 @@ def provider_outcome(
         case "result_gone":
             return Outcome("snoozed", delay_s=RATE_S, reason=told)
     failed = Outcome("error", error_json=error_json, is_fresh=True)
-    return replace(failed, is_billed=is_billed, cost_microusd=cost)
+    return failed._replace(is_billed=is_billed, cost_microusd=cost)
 
 
 def _rested(reason: str, effect: Effect, delay_s: float = 0.0) -> Outcome:

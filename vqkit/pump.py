@@ -8,12 +8,13 @@ knows is in the database, and what it holds in memory is the attempts at work.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Set
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import random
@@ -93,13 +94,19 @@ class _TookTooLongError(Exception):
 class _Flight:
     """An attempt at work."""
 
-    def __init__(self, job: Job, provider: Provider, executor: Executor) -> None:
-        self.job, self.provider, self.executor = job, provider, executor
+    def __init__(
+        self,
+        job: Job,
+        provider: Provider,
+        executor: Executor,
+        notes: Notes,
+        credential: str | None,
+    ) -> None:
+        self.job, self.provider, self.executor, self.notes = job, provider, executor, notes
+        self.credential = credential
         self.model: str | None = None
-        self.credential: str | None = None
         self.has_second_key = False
         self.task: asyncio.Task[None] | None = None
-        self.notes = Notes(_no_notes)
         self.is_cancelled = False
         self.is_released = False
         self.has_returned = False
@@ -559,6 +566,9 @@ class Pump:
     def _launch(self, jobs: tuple[Job, ...] | list[Job], accounts: tuple[Account, ...]) -> None:
         known = {account.name: account for account in accounts}
         by_model = {account.name for account in accounts if account.is_by_model}
+        # Jobs come by the hundred: what they can share is made once.
+        deliver, do_step, landed = self._deliver, self._do_step, self._landed
+        context = contextvars.copy_context()
         for job in jobs:
             account = known.get(job.account or "")
             provider = self._providers.get(account.provider) if account else None
@@ -566,16 +576,17 @@ class Pump:
                 # Taken away between the look and the claim: give it back.
                 self._settle(job, Outcome("released", reason="its provider is gone"))
                 continue
-            flight = _Flight(job, provider, self._executors[provider.executor])
-            flight.model = job.model if account.name in by_model else None
+            notes = Notes(job, deliver, do_step, self._loop)
+            executor = self._executors[provider.executor]
+            flight = _Flight(job, provider, executor, notes, account.credential)
             self._flights[job.number, job.fence] = flight
-            deliver, steps = partial(self._deliver, job), partial(self._do_step, job)
-            flight.notes = Notes(deliver, steps, self._loop)
-            flight.credential = account.credential
-            flight.has_second_key = job.number in self._refreshed
-            self._refreshed.discard(job.number)
+            if account.name in by_model:
+                flight.model = job.model
+            if job.number in self._refreshed:
+                self._refreshed.discard(job.number)
+                flight.has_second_key = True
             flight.task = asyncio.create_task(self._fly(flight))
-            flight.task.add_done_callback(partial(self._landed, flight))
+            flight.task.add_done_callback(partial(landed, flight), context=context)
 
     def _deliver(self, job: Job, verb: str, change: dict[str, Any]) -> None:
         """Where an attempt's notes go; called from any thread."""
@@ -645,7 +656,7 @@ class Pump:
         outcome = await self._finish(job, returned)
         if isinstance(flight.provider, RenderHandler) and isinstance(returned.value, dict):
             told = policy.amount(returned.value.get("cost_microusd"))
-            outcome = replace(outcome, cost_microusd=told)
+            outcome = outcome._replace(cost_microusd=told)
         return outcome
 
     async def _tell_if_it_goes_on(self, flight: _Flight) -> None:
@@ -740,7 +751,7 @@ class Pump:
             cost: float | None = getattr(error, "cost", None)
             if cost is None:
                 return end
-            return replace(end, is_billed=cost > 0, cost_microusd=round(cost * 1_000_000))
+            return end._replace(is_billed=cost > 0, cost_microusd=round(cost * 1_000_000))
         if isinstance(error, Snooze):
             return Outcome("snoozed", delay_s=error.delay_s, reason=error.reason)
         if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
@@ -874,10 +885,6 @@ def _read_key(reference: str) -> tuple[str | None, str | None]:
             None,
             f"its key could not be read from {reference}: a {type(error).__name__} was raised",
         )
-
-
-def _no_notes(verb: str, change: dict[str, Any]) -> None:
-    """Until an attempt is under way, nobody speaks."""
 
 
 def _nothing() -> None:

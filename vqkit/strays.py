@@ -149,7 +149,7 @@ class Strays:
             self._again_ms[number] = (self._clock.now_ms() + round(wait_s * 1000), wait_s)
 
     def _active(self, stray: _Stray) -> ActiveJob:
-        notes = Notes(lambda verb, change: None)
+        notes = Notes(stray.job, lambda job, verb, change: None)
         credential = stray.account.credential
         return ActiveJob(stray.job, notes, self._outputs, credential, is_async=True)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .. import codec, secrets
 from ..attempt import ActiveJob, message_of, plain_result, suffix_of
@@ -21,18 +20,19 @@ RESULT_BYTES_MAX = 1024 * 1024  # pages of 500 rows are read at once
 class Notes:
     """The pump's end of an attempt's channel: a place for notes, and the cancel flag.
 
-    `post` and `call` may be used from any thread but the pump's own. `steps` does what is
-    asked of the job's steps, on the pump's loop. `key` is the account's key that the attempt
-    was given last.
+    `post` and `call` may be used from any thread but the pump's own. `deliver` is given the
+    job, a verb and what it is about; `steps` does what is asked of the job's steps, on the
+    pump's loop. `key` is the account's key that the attempt was given last.
     """
 
     def __init__(
         self,
-        deliver: Callable[[str, dict[str, Any]], None],
+        job: Job,
+        deliver: Callable[[Job, str, dict[str, Any]], None],
         steps: Callable[..., Coroutine[Any, Any, Any]] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._deliver, self._steps, self._loop = deliver, steps, loop
+        self._job, self._deliver, self._steps, self._loop = job, deliver, steps, loop
         self._cancelled = False
         self.key: str | None = None
 
@@ -44,7 +44,7 @@ class Notes:
     async def acall(self, verb: str, **arguments: Any) -> Any:
         """Does something with the job's steps."""
         assert self._steps is not None
-        return await self._steps(verb, **arguments)
+        return await self._steps(self._job, verb, **arguments)
 
     def begin_call(self, verb: str, **arguments: Any) -> Future[Any]:
         """Begins the same from another thread; the future tells its end."""
@@ -57,7 +57,7 @@ class Notes:
 
     def post(self, verb: str, change: dict[str, Any]) -> None:
         """Hands on a stage or a log line."""
-        self._deliver(verb, change)
+        self._deliver(self._job, verb, change)
 
     def is_cancelled(self) -> bool:
         """True once `cancel` was called."""
@@ -68,8 +68,7 @@ class Notes:
         self._cancelled = True
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """A handler and the job it is to work on."""
 
     handler: Callable[[ActiveJob], Any]
@@ -79,8 +78,7 @@ class Work:
     credential: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(NamedTuple):
     """What a handler gave back as JSON can carry it, the files it made, perhaps a warning."""
 
     value: Any

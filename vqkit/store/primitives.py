@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .. import policy, secrets
 from ..clock import Clock
 from ..errors import UnknownName
-from ..job import Account, Attempt, Event, Job, Output, Step
+from ..job import JOB_FIELDS, Account, Attempt, Event, Job, Output, Step
 from ..outcome import Bill, Effect
 from ..secrets import redact, redact_json
 
@@ -447,16 +448,16 @@ class Primitives(ABC):
         self._insert_events(events)
 
 
+_TALLIED = itemgetter(*map(JOB_FIELDS.index, ("batch", "account", "status")))
+
+
 def tally(jobs: Sequence[Job]) -> Counter[tuple[str, str, str]]:
     """What these jobs add to the counters: one by batch and status, one by account and end."""
-    tally: Counter[tuple[str, str, str]] = Counter(
-        [("batch", job.batch or "", job.status) for job in jobs]
-    )
-    tally.update(
-        ("account", job.account, job.status)
-        for job in jobs
-        if job.status in ("completed", "failed") and job.account is not None
-    )
+    tally: Counter[tuple[str, str, str]] = Counter()
+    for (batch, account, status), n in Counter(map(_TALLIED, jobs)).items():
+        tally["batch", batch or "", status] += n
+        if status in ("completed", "failed") and account is not None:
+            tally["account", account, status] += n
     for job in jobs:
         if job.reserved_microusd and job.account is not None:
             tally["money", job.account, "reserved"] += job.reserved_microusd

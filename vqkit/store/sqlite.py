@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -91,6 +92,7 @@ _ALWAYS = {
     for name in ("number", "id", "payload_json", "payload_hash", "created_ms", "updated_ms")
 }
 _number, _id = attrgetter("number"), attrgetter("id")
+_new_job = partial(tuple.__new__, Job)
 
 _FROM_JOBS = f"SELECT {', '.join(JOB_COLUMNS)} FROM jobs"
 _IN_NUMBERS = "number IN (SELECT value FROM json_each(?))"
@@ -601,8 +603,10 @@ class SqliteStore(Store):
 
     def _jobs(self, sql: str, params: Sequence[Any], *more: Any) -> list[Job]:
         """The jobs a query gives, in the order they were put."""
-        found = [Job._make(row) for row in self._rows(JOB_COLUMNS, sql, (*params, *more))]
-        return sorted(found, key=_number)
+        return sorted(self._some_jobs(sql, (*params, *more)), key=_number)
+
+    def _some_jobs(self, sql: str, params: Sequence[Any]) -> Iterator[Job]:
+        return map(_new_job, self._rows(JOB_COLUMNS, sql, params))
 
     def _jobs_by_key(self, keys: Sequence[str]) -> list[Job]:
         sql = f"{_FROM_JOBS} WHERE key IN (SELECT value FROM json_each(?))"
@@ -612,7 +616,8 @@ class SqliteStore(Store):
         if not numbers:
             return {}
         wanted = "[" + ",".join(map(str, numbers)) + "]"
-        return {j.number: j for j in self._jobs(f"{_FROM_JOBS} WHERE {_IN_NUMBERS}", (wanted,))}
+        found = self._some_jobs(f"{_FROM_JOBS} WHERE {_IN_NUMBERS}", (wanted,))
+        return {job.number: job for job in found}
 
     def _insert_jobs(self, jobs: Sequence[Job], now_ms: int) -> list[Job]:
         if not jobs:
@@ -775,19 +780,25 @@ class SqliteStore(Store):
         )
 
     def _end_attempts(self, attempts: Sequence[Attempt]) -> None:
-        self._bulk(
-            "UPDATE attempts SET finished_ms = v.column1, outcome = v.column2,"
+        sets = "UPDATE attempts SET finished_ms = v.column3, outcome = v.column4"
+        more = (
             # What it spent on renders that were of no use stays counted.
-            " error = v.column3, cost_microusd = CASE WHEN v.column4 IS NULL THEN cost_microusd"
-            " ELSE coalesce(cost_microusd, 0) + v.column4 END,"
-            " money = CASE WHEN cost_microusd > 0 AND v.column5 = 'not billed'"
-            " THEN coalesce(money, 'unknown') ELSE v.column5 END FROM (",
-            [
-                (*a[6:9], a.cost_microusd, a.money, a.job, a.fence)  # when, how, and what it cost
-                for a in attempts
-            ],
-            ") AS v WHERE attempts.job = v.column6 AND attempts.fence = v.column7",
+            ", error = v.column5, cost_microusd = CASE WHEN v.column6 IS NULL THEN cost_microusd"
+            " ELSE coalesce(cost_microusd, 0) + v.column6 END,"
+            " money = CASE WHEN cost_microusd > 0 AND v.column7 = 'not billed'"
+            " THEN coalesce(money, 'unknown') ELSE coalesce(v.column7, money) END"
         )
+        which = ") AS v WHERE attempts.job = v.column1 AND attempts.fence = v.column2"
+        plain, others = [], []
+        for a in attempts:
+            ended = (a.job, a.fence, a.finished_ms, a.outcome)
+            told = (a.error_json, a.cost_microusd, a.money)
+            if told == (None, None, None):  # most of them, and in half the time
+                plain.append(ended)
+            else:
+                others.append(ended + told)
+        self._bulk(f"{sets} FROM (", plain, which)
+        self._bulk(f"{sets}{more} FROM (", others, which)
 
     def _renew_attempt(self, attempt: Attempt, generation: int, spent_microusd: int) -> None:
         self._conn.execute(
