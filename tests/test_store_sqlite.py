@@ -33,7 +33,7 @@ from vqkit.errors import (
 from vqkit.job import Account, Job
 from vqkit.store import sqlite
 from vqkit.store import thread as thread_module
-from vqkit.store.base import JobFilter, Runner
+from vqkit.store.base import JobFilter, Runner, Transition
 from vqkit.store.files import WriteMutex, process_note
 from vqkit.store.sqlite import HOT_STATEMENTS, SqliteStore
 from vqkit.store.thread import StoreThread
@@ -516,6 +516,37 @@ def test_two_stores_on_one_file_never_claim_the_same_job(path: Path, clock: Manu
     assert not {job.number for job in mine} & {job.number for job in theirs}
     one.close()
     two.close()
+
+
+def test_a_running_job_that_another_store_changed_is_settled_as_it_is_now(
+    store: SqliteStore, path: Path, clock: ManualClock
+) -> None:
+    store.save_account(Account("a", "p", 4))
+    store.put([a_job(n) for n in range(2)])
+    first, second = claim(store)
+    settle(store, second, "stage")  # what it wrote itself it need not read again
+    other = SqliteStore(path, clock=clock)
+    other.transition(JobFilter(numbers=(first.number,)), "cancel")
+    settle(store, first, "retry")
+    other.close()
+    assert store.job(first.number).status == "cancelled"
+    settle(store, second, "retry")
+    assert store.job(second.number).status == "queued"
+
+
+def test_what_was_rolled_back_is_not_believed_to_be_there(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save_account(Account("a", "p", 4))
+    store.put([a_job(n) for n in range(2)])
+    (lost, _), before = store.jobs(ALL), everything(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "_insert_events", lambda events: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            claim(store)
+    done = Transition(lost.number, "complete", 1, {"result_json": "1"}, "completed")
+    assert store.turn([done]).stale == (done,)
+    assert store.jobs(ALL) == before["jobs"]
 
 
 def test_the_holder_of_the_write_mutex_is_named(store: SqliteStore) -> None:

@@ -204,6 +204,8 @@ class SqliteStore(Store):
         self._busy_timeout_s = busy_timeout_s
         self._is_closed = False
         self.reopened: str | None = None
+        self._own: dict[int, Job] = {}  # running jobs as this connection wrote them last
+        self._own_version = -1  # `changes_elsewhere` then: they are true as long as it is the same
         if readonly:
             self._conn = self._connect()
             try:
@@ -390,6 +392,7 @@ class SqliteStore(Store):
         fresh = self._connect()
         self._conn.close()
         self._conn = fresh
+        self._own.clear()
         self._prepare()
         self.reopened = why
         log.warning("the database was reopened: %s", why)
@@ -428,9 +431,11 @@ class SqliteStore(Store):
         try:
             self.before_write()
             self._begin()
+            self._trust_own()
             try:
                 yield
             except BaseException as error:
+                self._own.clear()
                 if self._conn.in_transaction:
                     self._conn.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
@@ -449,11 +454,19 @@ class SqliteStore(Store):
         except sqlite3.Error as error:
             raise _translated(error, self.path) from error
 
+    def _trust_own(self) -> None:
+        """Within a transaction: forgets what it wrote to running jobs if others wrote since."""
+        version = self.changes_elsewhere()
+        if version != self._own_version:
+            self._own.clear()
+            self._own_version = version
+
     def _commit(self) -> None:
         """Commits. After an error nobody knows whether it did: reopen and let the caller look."""
         try:
             self._conn.execute("COMMIT")
         except sqlite3.Error as error:
+            self._own.clear()
             wrong = _translated(error, self.path, is_unknown=True)
             try:
                 self._reopen(f"a commit failed ({error})")
@@ -533,6 +546,7 @@ class SqliteStore(Store):
     def reading(self) -> Iterator[None]:
         """One consistent view over several reads, on a read-only connection."""
         self._conn.execute("BEGIN")
+        self._trust_own()
         try:
             yield
         finally:
@@ -613,11 +627,15 @@ class SqliteStore(Store):
         return self._jobs(sql, (codec.dumps(list(keys)),))
 
     def _jobs_by_number(self, numbers: set[int]) -> dict[int, Job]:
-        if not numbers:
-            return {}
-        wanted = "[" + ",".join(map(str, numbers)) + "]"
-        found = self._some_jobs(f"{_FROM_JOBS} WHERE {_IN_NUMBERS}", (wanted,))
-        return {job.number: job for job in found}
+        found: dict[int, Job] = {}
+        if self._own and self._conn.in_transaction:
+            found = {n: self._own[n] for n in numbers if n in self._own}
+            numbers = numbers - found.keys()
+        if numbers:
+            wanted = "[" + ",".join(map(str, numbers)) + "]"
+            for job in self._some_jobs(f"{_FROM_JOBS} WHERE {_IN_NUMBERS}", (wanted,)):
+                found[job.number] = job
+        return found
 
     def _insert_jobs(self, jobs: Sequence[Job], now_ms: int) -> list[Job]:
         if not jobs:
@@ -667,6 +685,11 @@ class SqliteStore(Store):
                 f"{len(rows)} jobs were to change and {touched} did: something else than vqkit"
                 " writes to this database. Nothing was changed; run vqkit doctor."
             )
+        for job in afters:  # what runs is settled next, by this connection mostly
+            if job.status == "running":
+                self._own[job.number] = job
+            else:
+                self._own.pop(job.number, None)
 
     def _write_payloads(self, jobs: Sequence[Job]) -> None:
         sets = ", ".join(f"{column.removesuffix('_json')} = ?" for column in _OF_A_ROW)
@@ -674,10 +697,12 @@ class SqliteStore(Store):
             f"UPDATE jobs SET {sets}, lane = ?, model = ? WHERE number = ?",
             [(*(getattr(j, name) for name in _OF_A_ROW), j.lane, j.model, j.number) for j in jobs],
         )
+        self._own.clear()
 
     def _write_rows(self, rows: Sequence[tuple[int, int | None]]) -> None:
         tail = ") AS v WHERE jobs.number = v.column1"
         self._bulk("UPDATE jobs SET row = v.column2 FROM (", rows, tail)
+        self._own.clear()
 
     def shared(self, numbers: Set[int]) -> set[int]:
         wanted = codec.dumps(list(numbers))
@@ -721,6 +746,7 @@ class SqliteStore(Store):
             sql = f"DELETE FROM {child} WHERE job IN (SELECT value FROM json_each(?))"
             self._conn.execute(sql, (gone,))
         self._conn.execute(f"DELETE FROM jobs WHERE {_IN_NUMBERS}", (gone,))
+        self._own.clear()
 
     def _finished_before(self, at_ms: int, statuses: Sequence[str], limit: int) -> list[Job]:
         sql = (
