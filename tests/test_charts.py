@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import random
 import sqlite3
 import sys
@@ -12,13 +13,17 @@ from datetime import UTC, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from vqkit import GiveUp, Queue
-from vqkit.job import Attempt
+from vqkit.job import STATUSES, Attempt
 from vqkit.notebook import charts, lanes, money
+from vqkit.notebook.live_plots import LivePlots, pack
+from vqkit.snapshot import Snapshot
 from vqkit.store.sqlite import SqliteStore
 from vqkit.store.sums import BINS_MAX, TIMELINE_MAX, Ends, costs, timeline, tries
 from vqkit.testing import drain
@@ -154,6 +159,63 @@ def test_state_is_told_by_more_than_its_colour() -> None:
     assert len({stairs.get_hatch() for stairs in chart._stairs.values()}) == 4
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     assert texts == ["completed 1", "failed 1", "cancelled 1", "tried again 1"]
+
+
+def test_a_legend_is_kept_while_only_its_numbers_change() -> None:
+    ax = charts.new_axes()
+    edges = [NOON_MS, NOON_MS + 1000]
+    chart = charts.draw_throughput(ax, edges, {"completed": [1], "failed": [1]}, tz=UTC)
+    first = ax.get_legend()
+    chart.update(edges, {"completed": [1200], "failed": [2]})
+    assert ax.get_legend() is first
+    assert [text.get_text() for text in first.get_texts()] == ["completed 1,200", "failed 2"]
+    chart.update(edges, {"completed": [1200], "cancelled": [2]})
+    assert ax.get_legend() is not first
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts == ["completed 1,200", "cancelled 2"]
+    chart.update([], {})
+    chart.update(edges, {"completed": [1], "cancelled": [2]})
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts == ["completed 1", "cancelled 2"]
+
+
+# -- the picture of a dashboard ------------------------------------------------------------
+
+
+class FewEnds:
+    """What ended, as a dashboard's picture reads it."""
+
+    is_behind = False
+
+    def __init__(self, n: int) -> None:
+        self.n, self.tries = n, {"completed": {1: n}, "failed": {3: 2 * n}}
+
+    def bins(self, now_ms: int | None = None) -> tuple[list[int], dict[str, list[int]]]:
+        edges = [NOON_MS + (self.n + i) * 10_000 for i in range(13)]
+        return edges, {"completed": [self.n] * 12, "failed": [2 * self.n] * 12}
+
+
+def test_another_picture_leaves_nothing_for_the_garbage_collector() -> None:
+    plots, s = LivePlots(), Snapshot("q.db", NOON_MS, dict.fromkeys(STATUSES, 0))
+    words = [plots.draw(FewEnds(n), s)[1] for n in range(10, 13)]  # its fonts are loaded
+    gc.collect()
+    gc.disable()
+    try:
+        words += [plots.draw(FewEnds(n), s)[1] for n in range(13, 16)]
+        left = gc.collect()
+    finally:
+        gc.enable()
+    assert len(set(words)) == 6
+    assert left < 100  # a legend alone is three hundred
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_a_picture_is_packed_as_it_is(height: int, width: int, chance: random.Random) -> None:
+    pixels = np.frombuffer(chance.randbytes(height * width * 4), "uint8")
+    pixels = pixels.reshape(height, width, 4)
+    with Image.open(io.BytesIO(pack(pixels))) as image:
+        assert image.mode == "RGBA"
+        assert np.array_equal(np.asarray(image), pixels)
 
 
 # -- times -----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -67,6 +68,17 @@ class Look(NamedTuple):
     hatch: str
     sign: str
 
+
+LEGEND: Mapping[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1.0),
+    "frameon": False,
+    "fontsize": 9,
+    "labelcolor": INK,
+    "borderpad": 0.2,
+    "handlelength": 1.6,
+    "columnspacing": 1.4,
+}
 
 _HATCHES = {"failed": "////", "cancelled": r"\\\\", "in_doubt": "xx"}
 LOOKS = {
@@ -145,6 +157,9 @@ class Chart:
         self._empty = ax.text(0.5, 0.5, empty, transform=ax.transAxes, ha="center", va="center",
                               color=INK, fontsize=10)  # fmt: skip
         self._told: tuple[Any, ...] | None = None
+        # How a legend differs from the usual one where there is room for one line only.
+        self.on_one_line: Mapping[str, Any] | None = None
+        self._made: tuple[Any, ...] = ()
 
     def _say(self, alt: str, is_empty: bool) -> None:
         """Sets the sentence that tells the chart; empty, the chart shows it."""
@@ -154,32 +169,33 @@ class Chart:
             self.ax.alt = alt
 
     def _legend(self, entries: Sequence[tuple[Any, str]]) -> None:
-        """A legend above the chart, made anew only where it says something new."""
-        told = tuple(label for _, label in entries)
-        if told == self._told:
+        """A legend above the chart: made anew for other handles, else its words are changed.
+
+        A legend that is thrown away is some three hundred objects in cycles, which only the
+        garbage collector takes back, and that holds up the whole kernel while it works.
+        """
+        handles, labels = tuple(h for h, _ in entries), tuple(label for _, label in entries)
+        if labels == self._told:
             return
-        self._told = told
-        if (old := self.ax.get_legend()) is not None:
+        self._told = labels
+        ncols = 0
+        if labels:
+            ncols = self._ncols(labels) if self.on_one_line is None else len(labels)
+        old = self.ax.get_legend()
+        if old is not None and self._made == (old, handles, ncols):
+            for text, label in zip(old.get_texts(), labels, strict=True):
+                text.set_text(label)
+            return
+        if old is not None:
             old.remove()
+        self._made = ()
         if entries:
-            handles, labels = zip(*entries, strict=True)
-            ncols = self._ncols(labels)
             if isinstance(self.ax, ChartAxes):
                 self.ax.legend_rows = -(-len(labels) // ncols)
-            legend = self.ax.legend(
-                handles,
-                labels,
-                loc="lower left",
-                bbox_to_anchor=(0, 1.0),
-                ncols=ncols,
-                frameon=False,
-                fontsize=9,
-                labelcolor=INK,
-                borderpad=0.2,
-                handlelength=1.6,
-                columnspacing=1.4,
-            )
+            options = {**LEGEND, **(self.on_one_line or {})}
+            legend = self.ax.legend(handles, labels, ncols=ncols, **options)
             take_literally(legend.get_texts())
+            self._made = (legend, handles, ncols)
 
     def _ncols(self, labels: Sequence[str]) -> int:
         """As many columns as fit beside each other, so that the legend widens nothing."""
@@ -195,8 +211,9 @@ class Chart:
         return 1
 
 
+@cache
 def patch(look: Look) -> Patch:
-    """A state as a legend shows it."""
+    """A state as a legend shows it; the same one each time, so that a legend can be kept."""
     return Patch(facecolor=look.colour, hatch=look.hatch, edgecolor="#ffffffb0", linewidth=0)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
+import struct
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
 from ..snapshot import Snapshot
-from .charts import INK, draw_attempts, draw_throughput, style
+from .charts import draw_attempts, draw_throughput, style
 from .controls import Pace
 
 __all__ = ["LivePlots"]
@@ -22,6 +23,13 @@ SIZE_INCHES = (4.6, 3.9)
 DPI = 160  # shown at 100 a inch: sharp on a fine screen and at 160 % zoom
 # A constrained layout would double the cost of a picture: the places are fixed.
 PLACES = {"left": 0.175, "right": 0.93, "top": 0.935, "bottom": 0.115, "hspace": 0.68}
+ON_ONE_LINE: Mapping[str, Any] = {
+    "bbox_to_anchor": (-0.02, 1.0),
+    "fontsize": 8.5,
+    "handlelength": 1.2,
+    "handletextpad": 0.5,
+    "columnspacing": 1.0,
+}
 
 
 class LivePlots:
@@ -38,6 +46,8 @@ class LivePlots:
         self._above, self._below = above, below
         self._throughput = draw_throughput(above, [], {})
         self._attempts = draw_attempts(below, {})
+        for chart in (self._throughput, self._attempts):  # the places are fixed
+            chart.on_one_line = ON_ONE_LINE
 
     def draw(self, pace: Pace, s: Snapshot) -> tuple[str, str]:
         """The picture as base64 of a PNG, and in words."""
@@ -48,35 +58,27 @@ class LivePlots:
         self._throughput.update(edges_ms if any(map(sum, shown.values())) else [], shown)
         self._attempts.update(pace.tries)
         self._below.set_ylim(0, 1.15 * self._below.get_ylim()[1])  # room for the numbers
-        for ax in (self._above, self._below):
-            _on_one_line(ax)
         words = f"Plots. Above: {self._throughput.alt}. Below: {self._attempts.alt}."
         self._canvas.draw()
-        size = self._canvas.get_width_height()
-        picture = io.BytesIO()
-        # Level 1: packing holds the interpreter, and what is saved travels on this machine.
-        Image.frombuffer("RGBA", size, self._canvas.buffer_rgba()).save(
-            picture, "PNG", compress_level=1
-        )
-        return base64.b64encode(picture.getvalue()).decode("ascii"), words
+        picture = pack(np.asarray(self._canvas.buffer_rgba()))
+        return base64.b64encode(picture).decode("ascii"), words
 
 
-def _on_one_line(ax: Axes) -> None:
-    """The places are fixed: there is room for one line of legend."""
-    if (legend := ax.get_legend()) is None:
-        return
-    texts = legend.get_texts()
-    ax.legend(
-        [handle for handle in legend.legend_handles if handle is not None],
-        [text.get_text() for text in texts],
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
-        ncols=len(texts),
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=INK,
-        borderpad=0.2,
-        handlelength=1.2,
-        handletextpad=0.5,
-        columnspacing=1.0,
+def pack(pixels: Any) -> bytes:
+    """RGBA pixels, uint8 of shape (height, width, 4), as a PNG (https://www.w3.org/TR/png-3/).
+
+    About the size Pillow makes it, in a third of the time. And zlib lets go of the interpreter
+    while it packs; Pillow holds it for a whole picture, 15 to 20 ms in which the kernel's loop
+    stands still.
+    """
+    height, width, _ = pixels.shape
+    lines = np.zeros((height, 1 + 4 * width), "uint8")  # each begins with its filter: 0, none
+    lines[:, 1:] = pixels.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)  # 8 bits each, RGBA
+    # Level 1: what is saved by a better one travels on this machine.
+    body = zlib.compress(lines.data, 1)
+    parts = ((b"IHDR", header), (b"IDAT", body), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts
     )
