@@ -25,7 +25,7 @@ from jupyter_client.manager import KernelManager
 from vqkit import GiveUp, Queue, Retry
 from vqkit.errors import UsageError
 from vqkit.notebook import panes
-from vqkit.notebook.dashboard import Dashboard
+from vqkit.notebook.dashboard import LOG_LINES, Dashboard
 from vqkit.snapshot import Snapshot
 from vqkit.store.sqlite import SqliteStore
 from vqkit.testing import ManualClock, MockProvider, drain
@@ -172,6 +172,23 @@ def test_a_handler_that_always_fails_is_told_before_a_job_has_failed(q: Queue) -
     assert "The last 3 tries went wrong" in told
     assert "is no prompt" in told
     assert "line" in told
+
+
+def test_many_tries_that_go_wrong_are_counted_until_one_goes_well(
+    q: Queue, board: Any, until: Any
+) -> None:
+    q.put_many([{"n": n} for n in range(LOG_LINES + 20)])
+
+    def broken(job: Any) -> None:
+        raise ValueError("no prompt")
+
+    soon = Retry(max_attempts=5, base_s=600, max_s=600, jitter="none")
+    run = q.start(broken, retry=soon)
+    until(lambda: f"The last {LOG_LINES + 20} tries went wrong" in Page(board._head.value).text)
+    run.stop()
+    q.put({"n": "good"})
+    drain(q, lambda job: 1)
+    until(lambda: "tries went wrong" not in Page(board._head.value).text)
 
 
 def test_a_dead_process_is_told_within_a_second_or_two(q: Queue, board: Any, until: Any) -> None:

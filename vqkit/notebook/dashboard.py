@@ -278,7 +278,7 @@ class Dashboard:
                 r.is_alive and r.pid == os.getpid() and r.state != "stopping" for r in s.runners
             ),
             events=events,
-            retries=tuple(viewer.newest),
+            retries=tuple(viewer.retries),
             about=about,
             pending=frozenset(self._pending),
             message=self._message,
@@ -361,8 +361,10 @@ class _Viewer:
 
     def __init__(self, name: str) -> None:
         self.snapshot: Snapshot | None = None
-        self.newest: deque[Event] = deque(maxlen=LOG_KEPT)
+        # Few are kept: what lives for a minute is the more work for the garbage collector.
+        self.newest: deque[Event] = deque(maxlen=LOG_LINES)
         self.loud: deque[Event] = deque(maxlen=LOG_LINES)
+        self.retries: deque[Event] = deque(maxlen=LOG_KEPT)  # since a job was completed
         self.touched_s = time.monotonic()
         self._signs: object = None
         self._pace: Pace | None = None
@@ -390,6 +392,11 @@ class _Viewer:
             events = controls.newest_events(LOG_KEPT, self._event_after)
             self.newest.extend(events)
             self.loud.extend(e for e in events if e.level in ("warning", "error"))
+            for event in events:
+                if event.type == "job.completed":
+                    self.retries.clear()
+                elif event.type == "job.retry_scheduled":
+                    self.retries.append(event)
             if events:
                 self._event_after = events[-1].id
             self._is_drawn = False
