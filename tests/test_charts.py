@@ -7,9 +7,11 @@ import io
 import random
 import sqlite3
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from datetime import UTC, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from PIL import Image
 
 from vqkit import GiveUp, Queue
 from vqkit.job import STATUSES, Attempt
-from vqkit.notebook import charts, lanes, money
+from vqkit.notebook import charts, lanes, live_plots, money
 from vqkit.notebook.live_plots import LivePlots, pack
 from vqkit.snapshot import Snapshot
 from vqkit.store.sqlite import SqliteStore
@@ -207,6 +209,18 @@ def test_another_picture_leaves_nothing_for_the_garbage_collector() -> None:
         gc.enable()
     assert len(set(words)) == 6
     assert left < 100  # a legend alone is three hundred
+
+
+def test_a_picture_is_drawn_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    plots, s = LivePlots(), Snapshot("q.db", NOON_MS, dict.fromkeys(STATUSES, 0))
+    plots.draw(FewEnds(10), s)  # its fonts are loaded
+    at_s = [time.thread_time()]
+    monkeypatch.setattr(live_plots, "give_way", lambda: at_s.append(time.thread_time()))
+    plots.draw(FewEnds(11), s)
+    at_s.append(time.thread_time())
+    longest_s = max(b - a for a, b in pairwise(at_s))
+    assert longest_s < (at_s[-1] - at_s[0]) / 3
+    assert len(at_s) > 40
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.randoms(use_true_random=False))

@@ -18,6 +18,7 @@ from ..job import Event
 from ..snapshot import Snapshot
 from ..steps import RENDER
 from . import panes
+from .giving_way import give_way
 from .style import STYLE, hide_copy
 
 __all__ = ["Ask", "Board", "Doubt", "Look", "Wish"]
@@ -292,6 +293,7 @@ class Board:
                 self._said_s[name] = now_s
                 self._behind.discard(name)
                 getattr(self, f"_renew_{name}")(self._look)
+                give_way()
         self._speak(self._look.snapshot, now_s)
 
     def _renew_head(self, look: Look) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 
 from ..snapshot import Snapshot
 from .charts import draw_attempts, draw_throughput, style
 from .controls import Pace
+from .giving_way import give_way
 
 __all__ = ["LivePlots"]
 
@@ -32,6 +33,37 @@ ON_ONE_LINE: Mapping[str, Any] = {
 }
 
 
+class _Renderer(RendererAgg):
+    """Draws as usual, and gives way after each stroke and word: some ninety times a picture."""
+
+    def draw_path(self, *args: Any, **options: Any) -> None:
+        """As usual."""
+        draw: Any = super().draw_path  # the renderer carries no types
+        draw(*args, **options)
+        give_way()
+
+    def draw_text(self, *args: Any, **options: Any) -> None:
+        """As usual."""
+        draw: Any = super().draw_text
+        draw(*args, **options)
+        give_way()
+
+
+class _Canvas(FigureCanvasAgg):
+    """The canvas of a figure whose size never changes."""
+
+    def __init__(self, figure: Figure) -> None:
+        super().__init__(figure)
+        make: Any = _Renderer
+        width, height = figure.bbox.size
+        self.renderer = make(width, height, figure.dpi)
+
+    def get_renderer(self) -> RendererAgg:
+        """The one there is."""
+        renderer: RendererAgg = self.renderer
+        return renderer
+
+
 class LivePlots:
     """Throughput over time above the histogram of tries; belongs to one thread."""
 
@@ -42,7 +74,7 @@ class LivePlots:
         for ax in (above, below):
             style(ax)
         # Kept too: `savefig` makes a canvas each time, whose pixels wait for the collector.
-        self._canvas: Any = FigureCanvasAgg(figure)
+        self._canvas: Any = _Canvas(figure)
         self._above, self._below = above, below
         self._throughput = draw_throughput(above, [], {})
         self._attempts = draw_attempts(below, {})
@@ -56,8 +88,10 @@ class LivePlots:
         # What is cancelled ends by the thousand in a second, and would flatten all the rest.
         shown = {name: ended[name] for name in SHOWN if name in ended}
         self._throughput.update(edges_ms if any(map(sum, shown.values())) else [], shown)
+        give_way()
         self._attempts.update(pace.tries)
         self._below.set_ylim(0, 1.15 * self._below.get_ylim()[1])  # room for the numbers
+        give_way()
         words = f"Plots. Above: {self._throughput.alt}. Below: {self._attempts.alt}."
         self._canvas.draw()
         picture = pack(np.asarray(self._canvas.buffer_rgba()))
