@@ -129,10 +129,12 @@ class Collections:
     def within_ms(self, since_s: float, until_s: float) -> float:
         """How much of this time was taken by collections of any generation."""
         took_s = 0.0
-        for began_s, ended_s in zip(reversed(self.began_s), reversed(self._ended_s), strict=False):
+        for i in reversed(range(len(self.began_s))):
+            # The last one may have ended on another thread that has not come to say so.
+            ended_s = self._ended_s[i] if i < len(self._ended_s) else until_s
             if ended_s < since_s:
                 break
-            took_s += max(0.0, min(ended_s, until_s) - max(began_s, since_s))
+            took_s += max(0.0, min(ended_s, until_s) - max(self.began_s[i], since_s))
         return took_s * 1000
 
     def close(self) -> None:
