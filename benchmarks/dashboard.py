@@ -13,6 +13,7 @@ so many jobs settles ten a second, for a while without and then with a live dash
 * garbage collections. A full one stops the whole kernel, 0.3 to 0.8 us for each object there is,
   and comes when a quarter as many objects as there are have outlived the partial ones. The pump
   alone makes one every quarter of an hour. `outlived` says how fast the next one comes nearer;
+* the same of the first 20 seconds, which are in no other number: matplotlib is loaded in them;
 * the messages and bytes a front end gets;
 * how memory grows in an hour at this rate: pages (RSS), and what Python has in use (`blocks`, of
   some 100 bytes each), which no allocator's habits blur. Pages are told by the second half of a
@@ -234,7 +235,11 @@ async def measure(path: str, per_second: int, seconds: float, times: float) -> d
             began = time.perf_counter()
             q.dashboard(live=True)
             found["first look, ms"] = round((time.perf_counter() - began) * 1000)
+        starting, started = Gaps(), Collections()
+        beating = asyncio.create_task(starting.beat(started))
         await asyncio.sleep(WARM_S)
+        beating.cancel()
+        started.close()
         gaps, collections = Gaps(), Collections()
         memory: list[tuple[float, float]] = []
         cpu, at_s, done = threads_cpu_s(), time.perf_counter(), q.stats()["completed"]
@@ -251,6 +256,7 @@ async def measure(path: str, per_second: int, seconds: float, times: float) -> d
         an_hour = 3600 / times
         settled = memory[len(memory) // 2 :]
         found[name] = {
+            f"the first {WARM_S:.0f} s": {**starting.told(), "full collections": started.threads},
             "settled a second": round((q.stats()["completed"] - done) / passed_s, 1),
             "CPU, % of a core": used,
             "loop's gaps, ms": gaps.told(),
