@@ -11,13 +11,14 @@ so many jobs settles ten a second, for a while without and then with a live dash
   happened to begin there. Of those `a collection's` are the ones that last no 20 ms without it.
   The others are other programs on this machine, and the pump;
 * garbage collections. A full one stops the whole kernel, 0.3 to 0.8 us for each object there is,
-  and comes when a quarter as many objects as there are have outlived the partial ones. The pump
-  alone makes one every quarter of an hour. `outlived` says how fast the next one comes nearer;
+  and comes when a quarter as many objects as there are have `outlived` the partial ones. That is
+  rarely in a run of minutes, so it is told how often one is due. Each phase begins after one;
 * the same of the first 20 seconds, which are in no other number: matplotlib is loaded in them;
 * the messages and bytes a front end gets;
 * how memory grows in an hour at this rate: pages (RSS), and what Python has in use (`blocks`, of
-  some 100 bytes each), which no allocator's habits blur. Pages are told by the second half of a
-  run. Both need 600 s: a few hundred kB, which fragments take once, are many MB an hour in 60 s.
+  some 100 bytes each, garbage not among them), which no allocator's habits blur. Pages are told
+  by the second half of a run. Both need 600 s: a few hundred kB, which fragments take once, are
+  many MB an hour in 60 s.
 
 With ``--times 10`` everything is refreshed ten times as often: an hour of the dashboard's memory
 in six minutes, the pump's at its own pace (so what is told of an hour is a tenth of that).
@@ -148,6 +149,7 @@ class Collections:
     def told(self, seconds: float) -> dict[str, Any]:
         """The numbers of so many seconds, and how many objects there are now."""
         full, partial = self.took_ms[2], self.took_ms[0] + self.took_ms[1]
+        objects = len(gc.get_objects())
         return {
             "full": len(full),
             "longest full one, ms": round(max(full, default=0), 1),
@@ -155,7 +157,10 @@ class Collections:
             "partial": len(partial),
             "longest partial one, ms": round(max(partial, default=0), 1),
             "outlived, objects a minute": round(60 * self.outlived / seconds),
-            "objects": len(gc.get_objects()),
+            "objects": objects,
+            "so a full one every so many minutes": round(
+                objects / 4 / max(1, self.outlived) * seconds / 60, 1
+            ),
         }
 
 
@@ -240,10 +245,11 @@ async def measure(path: str, per_second: int, seconds: float, times: float) -> d
         await asyncio.sleep(WARM_S)
         beating.cancel()
         started.close()
+        gc.collect()  # or garbage that waits for a full one would be taken for growth
+        blocks = sys.getallocatedblocks()
         gaps, collections = Gaps(), Collections()
         memory: list[tuple[float, float]] = []
         cpu, at_s, done = threads_cpu_s(), time.perf_counter(), q.stats()["completed"]
-        blocks = sys.getallocatedblocks()
         beating = asyncio.create_task(gaps.beat(collections))
         while (passed_s := time.perf_counter() - at_s) < seconds:
             await asyncio.sleep(2)
@@ -253,6 +259,8 @@ async def measure(path: str, per_second: int, seconds: float, times: float) -> d
         used = {
             k: round(100 * (v - cpu.get(k, 0)) / passed_s, 2) for k, v in threads_cpu_s().items()
         }
+        gc.collect()
+        blocks = sys.getallocatedblocks() - blocks
         an_hour = 3600 / times
         settled = memory[len(memory) // 2 :]
         found[name] = {
@@ -263,7 +271,7 @@ async def measure(path: str, per_second: int, seconds: float, times: float) -> d
             "garbage collections": collections.told(passed_s),
             "memory, MB": [round(memory[0][1], 1), round(memory[-1][1], 1)],
             "memory, MB an hour, second half": round(an_hour * _slope(settled), 1),
-            "blocks an hour": round(an_hour * (sys.getallocatedblocks() - blocks) / passed_s),
+            "blocks an hour": round(an_hour * blocks / passed_s),
         }
     q.close()
     return found
