@@ -9,7 +9,8 @@ so many jobs settles ten a second, for a while without and then with a live dash
 * the longest gaps of the kernel's loop both ways, and whose doing they are. `the dashboard's` had
   more than 20 ms of computing by its threads in them: its own, or a garbage collection that
   happened to begin there. Of those `a collection's` are the ones that last no 20 ms without it.
-  The others are other programs on this machine, and the pump;
+  The others are the pump, and other programs on this machine: where there are more of them than
+  cores, whoever holds the interpreter is made to wait with it. Compare with `without`;
 * garbage collections. A full one stops the whole kernel, 0.3 to 0.8 us for each object there is,
   and comes when a quarter as many objects as there are have `outlived` the partial ones. That is
   rarely in a run of minutes, so it is told how often one is due. Each phase begins after one;
@@ -158,8 +159,8 @@ class Collections:
             "longest partial one, ms": round(max(partial, default=0), 1),
             "outlived, objects a minute": round(60 * self.outlived / seconds),
             "objects": objects,
-            "so a full one every so many minutes": round(
-                objects / 4 / max(1, self.outlived) * seconds / 60, 1
+            "so a full one every so many minutes": (
+                round(objects / 4 / self.outlived * seconds / 60, 1) if self.outlived else None
             ),
         }
 
