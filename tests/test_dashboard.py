@@ -5,6 +5,7 @@ ipywidgets work without a front end: a widget's traits are what a browser would 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -705,6 +706,41 @@ def test_of_a_step_nobody_has_seen_a_bare_id_is_refused_too(q: Queue, steer: Ste
     assert q.steps(1)[0].value == "task-1"
 
 
+def test_two_steps_of_one_job_are_told_apart(q: Queue, steer: Steer) -> None:
+    async def render(job: Any) -> Any:
+        async def send() -> None:
+            await asyncio.sleep(0.05)
+            raise TimeoutError("no answer")
+
+        both = [job.once(name, send, paid=True) for name in ("video", "audio")]
+        for one in await asyncio.gather(*both, return_exceptions=True):
+            if isinstance(one, BaseException):
+                raise one
+
+    q.put({"n": 1})
+    drain(q, render)
+    steered = steer(q)
+    board = steered.board
+    attach, not_sent, *_ = board._doubt_row.children[2:]
+    texts = {text for text, _ in board._doubt.options[1:]}
+    assert texts == {"job 1, step video", "job 1, step audio"}
+    board._doubt.value, board._handle.value = "1, step video", '{"id": "video-1"}'
+    attach.click()
+    steered.look()
+    assert (board._doubt.value, board._handle.value) == (None, "")
+    assert [s.value for s in q.steps(1) if s.name == "video"] == [{"id": "video-1"}]
+    assert q.job(1).status == "in_doubt"
+    assert ("job 1", 1) in board._doubt.options  # by now it is one again: "audio"
+    board._doubt.value = "1, step video"  # as a page may say it that is behind
+    not_sent.click()
+    assert "its step 'video' is not in doubt; 'audio' is" in steered.look()
+    board._doubt.value = 1
+    not_sent.click()
+    steered.look()
+    assert q.job(1).status == "queued"
+    assert [s.name for s in q.steps(1)] == ["video"]
+
+
 def test_at_a_provider_the_bare_id_is_the_handle(
     q: Queue, steer: Steer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -719,6 +755,11 @@ def test_at_a_provider_the_bare_id_is_the_handle(
         steered = steer(q)
         board = steered.board
         assert board._handle.description == "Id at the provider"
+        for wrong, sentence in (('{"id":', "is broken JSON"), ("[]", "cannot be a handle")):
+            board._doubt.value, board._handle.value = 1, wrong
+            board._doubt_row.children[2].click()
+            assert sentence in steered.look()
+            assert q.job(1).status == "in_doubt"
         for number, prompt in ((1, "x"), (2, "y")):
             board._doubt.value, board._handle.value = number, sent[prompt]
             board._doubt_row.children[2].click()

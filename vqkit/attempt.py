@@ -119,9 +119,12 @@ class ActiveJob:
         given that key. A paid call that ends in anything but a value, `GiveUp`, `Snooze` or
         a ProviderError that says it was not accepted leaves the job in doubt: it is not made
         again until `q.resolve` says what became of it.
+
+        `name` is text, up to 80 characters, one for each thing that is done once: for the
+        clip `i` of several ``f"clip {i}"``. Raises UsageError for any other.
         """
         run = steps.once_async if self.is_async else steps.once
-        return run(self._channel, self._folder.receipts, name, function, paid)
+        return run(self._channel, self._folder.receipts, steps.checked(name), function, paid)
 
     def fresh(self) -> Any:
         """Opens a new generation of the steps: what was paid for is useless, ask for another.

@@ -32,6 +32,7 @@ from . import __version__, doctor, html, intake
 from .accounts import CAPACITY_MAX, check_capacity
 from .clock import SystemClock, iso, local_text
 from .errors import NotAQueue, PumpError, UsageError, VqkitError
+from .handles import typed_value
 from .job import STATUSES, Added, Event, Job
 from .liveness import is_alive
 from .notebook.terminal import headline, picture
@@ -703,9 +704,12 @@ def prune(which: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("which", nargs=-1, metavar="[DB] JOB HOW")
 @click.option("--value", help="For attach: the render's id at the provider, or JSON")
+@click.option("--step", help="For attach, not-sent: which paid step, where several are in doubt")
 @click.option("--cost", type=float, help="For pay-again, give-up: what it cost, in dollars")
 @_as_json
-def resolve(which: tuple[str, ...], value: str | None, cost: float | None, as_json: bool) -> None:
+def resolve(
+    which: tuple[str, ...], value: str | None, step: str | None, cost: float | None, as_json: bool
+) -> None:
     """End a doubt about a paid call, by your word.
 
     HOW is attach (it was made, as --value), not-sent (it never arrived; make it), pay-again
@@ -717,18 +721,12 @@ def resolve(which: tuple[str, ...], value: str | None, cost: float | None, as_js
     if len(numbers) != 1:
         raise UsageError("one job at a time, please: each doubt is a decision of its own")
     how: Any = which[-1].replace("-", "_")
+    given = None if value is None else typed_value(value)
     with Queue(_existing(db)) as q:
-        job = q.resolve(numbers[0], how, value=_json_or_text(value), cost=cost)
+        job = q.resolve(numbers[0], how, value=given, step=step, cost=cost)
         told = {"job": job.number, "status": job.status}
-        click.echo(json.dumps(told) if as_json else f"job {job.number} is {job.status} now")
-
-
-def _json_or_text(value: str | None) -> Any:
-    if value is None:
-        return None
-    with suppress(ValueError):
-        return json.loads(value)
-    return value
+        left = f" in doubt: {job.reason}" if job.status == "in_doubt" else f" {job.status} now"
+        click.echo(json.dumps(told) if as_json else f"job {job.number} is{left}")
 
 
 @main.command(name="selftest")

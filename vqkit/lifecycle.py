@@ -11,7 +11,8 @@ retry                     running → queued, later              yes    job.retr
 fail                      running → failed                     yes    job.failed
 snooze, release           running → queued, attempt back       yes    job.snoozed, …
 doubt                     running → in_doubt                   yes*   job.in_doubt
-resolve                   in_doubt → queued or failed                 job.resolved
+resolve                   in_doubt → queued or failed; in_doubt       job.resolved
+                          again where another step is too             job.doubt_noted
 reclaim                   running, dead owner → queued, …             job.reclaimed
 cancel                    queued, in_doubt → cancelled                job.cancelled
 request_cancel            running → running, flag set                 job.cancel_requested
@@ -78,7 +79,7 @@ _RETURNING = frozenset({"retry", "snooze", "release", "reclaim", "resolve"})
 # Where the two verbs with a choice may lead; the first is what they do when nothing is said.
 _CHOICES = {
     "reclaim": ("queued", "failed", "completed", "in_doubt"),
-    "resolve": ("queued", "failed"),
+    "resolve": ("queued", "failed", "in_doubt"),
 }
 
 _OFF_WORK: dict[str, Any] = {"owner": None, "progress": None, "stage": None}
@@ -353,6 +354,12 @@ def _resolve(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
     to = change.get("to", "queued")
     if to == "failed":
         return _fail(job, now_ms, change, kind)
+    if to == "in_doubt":
+        after = changed(job, reason=change["doubt"], updated_ms=now_ms)
+        note = f"{change.get('reason') or 'settled'}: {change['doubt']}"
+        return after, _event(
+            "job.doubt_noted", after, now_ms, "warning", note=note, reason=change.get("reason")
+        )
     handle_json = change.get("handle_json")
     is_paid = bool(change.get("is_paid", handle_json is not None))
     reserve = change.get("reserve", job.reserved_microusd)

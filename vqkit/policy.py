@@ -11,6 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, NamedTuple
 
 from . import codec
@@ -255,7 +256,8 @@ def provider_outcome(
     `u` in [0, 1) spreads the waits: jobs that were refused together come back apart. `model`
     is the job's, where each has limits of its own: then only that one rests.
     """
-    told, is_billed, cost = str(error), error.is_billed, error.facts.get("cost_microusd")
+    told, is_billed = str(error), error.is_billed
+    cost = amount(error.facts.get("cost_microusd"))
     match error.kind:
         case "invalid":
             return Outcome("gave_up", error_json=error_json, reason=told, is_billed=False)
@@ -482,9 +484,16 @@ def settled(bill: Bill | None, before: Job, after: Job, counted: int) -> Bill | 
     return bill
 
 
+AMOUNT_MAX = 10**15
+"""A billion dollars: no bill, and sums of them stay within 64 bits."""
+
+
 def amount(told: Any) -> int | None:
     """Micro-dollars, where that is what was told; an answer may hold anything."""
-    return told if type(told) is int and told >= 0 else None
+    if isinstance(told, bool) or not hasattr(type(told), "__index__"):  # numpy's integers have it
+        return None
+    n = index(told)
+    return n if 0 <= n <= AMOUNT_MAX else None
 
 
 def used_up_text(pot: str, left_microusd: int, price: int) -> str:
@@ -525,20 +534,22 @@ def _capacity_of(account: Account, model: str) -> int:
 
 
 def reclaim_decision(
-    job: Job, finished_result_json: str | None, max_deaths: int, doubt: str | None = None
+    job: Job, finished_result_json: str | None, max_deaths: int, doubtful: Sequence[str] = ()
 ) -> Decision:
     """What becomes of a job whose owner died.
 
     `finished_result_json` is what its handler had returned, where its finished files prove
-    that it had (promise P5); then nothing runs again. `doubt` names a paid step that was
-    begun and has no receipt: nobody here can know whether it was done. Otherwise the job is
+    that it had (promise P5); then nothing runs again. `doubtful` names the paid steps that were
+    begun and have no receipt: nobody here can know whether they were done. Otherwise the job is
     queued again and a crash is counted, up to the ceiling; a render that is open is
     collected whatever the ceiling, for it is paid.
     """
     if finished_result_json is not None:
         return Decision("reclaim", {"to": "completed", "result_json": finished_result_json})
-    if doubt is not None:
-        reason = f"the process died while {doubt!r} was being sent; nobody knows if it arrived"
+    if doubtful:
+        names, is_one = " and ".join(map(repr, doubtful)), len(doubtful) == 1
+        reason = f"the process died while {names} {'was' if is_one else 'were'} being sent;"
+        reason += f" nobody knows if {'it' if is_one else 'they'} arrived"
         return Decision("reclaim", {"to": "in_doubt", "reason": reason})
     if job.is_open and not job.cancel_requested:
         return Decision("reclaim", {"to": "queued", "reason": "its process died"})

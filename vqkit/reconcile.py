@@ -14,6 +14,7 @@ from typing import Any
 
 from . import codec
 from .errors import NOT_ACCEPTED, ProviderError
+from .handles import kept_handle
 from .job import Step
 from .providers.contract import AccountKey, Match, RenderProvider, Submitted
 from .renders import answer_value
@@ -145,7 +146,7 @@ async def _look(
 ) -> Verdict:
     since_ms = step.begun_ms - CLOCK_SKEW_MS
     found = await provider.find(request, key=step.key, since_ms=since_ms, account=account)
-    free = [match for match in found if codec.canonical(dict(match.handle)) not in owned]
+    free = [match for match in found if codec.canonical(kept_handle(match.handle)) not in owned]
     certain = [match for match in free if match.is_certain]
     chosen = certain or free
     if chosen and not certain and was_refused:
@@ -163,7 +164,7 @@ async def _look(
 
 
 def _handles(found: list[Match]) -> str:
-    return ", ".join(codec.dumps(dict(match.handle)) for match in found[:5])
+    return ", ".join(codec.dumps(kept_handle(match.handle)) for match in found[:5])
 
 
 def is_passing(error: ProviderError) -> bool:

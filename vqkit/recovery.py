@@ -96,12 +96,12 @@ def _take_over(
     # moves the jobs meanwhile, for the caller holds the dead owner's lock.
     left = store.jobs(JobFilter(status=("running",), owner=owner))
     finished = {job.number: outputs.recover(job) for job in left}
-    doubts = {job.number: doubtful_step(store, job, outputs.receipts) for job in left}
+    doubts = {job.number: doubtful_steps(store, job, outputs.receipts) for job in left}
     unspent = {account.name for account in store.accounts() if account.provider in by_steps}
 
     def decide(job: Job) -> tuple[Decision, tuple[Output, ...]]:
         result_json, made = finished.get(job.number) or (None, ())
-        doubt = doubts.get(job.number)
+        doubt = doubts.get(job.number) or ()
         decision = policy.reclaim_decision(job, result_json, max_deaths, doubt)
         # A job that has paid before spends in paid steps only.
         if job.account in unspent or (job.generation and _has_paid(store, job)):
@@ -119,8 +119,8 @@ def _has_paid(store: Store, job: Job) -> bool:
     return any(step.is_paid for step in store.steps(job.number))
 
 
-def doubtful_step(store: Store, job: Job, receipts: Receipts) -> str | None:
-    """The paid step of a job whose end nobody told, by name; None if there is none.
+def doubtful_steps(store: Store, job: Job, receipts: Receipts) -> list[str]:
+    """The paid steps of a job whose end nobody told, by name.
 
     One that has a receipt is repaired on the way.
     """
@@ -130,10 +130,10 @@ def doubtful_step(store: Store, job: Job, receipts: Receipts) -> str | None:
         if step.is_paid and step.state == "intent" and step.generation == job.generation
     ]
     kept = receipts.find({step.key for step in open_steps})
-    doubtful = None
+    doubtful = []
     for step in open_steps:
         if step.key not in kept:
-            doubtful = step.name
+            doubtful.append(step.name)
             continue
         value_json = kept[step.key]
         handle = handle_of(step.name, codec.loads(value_json))
@@ -145,8 +145,8 @@ def doubtful_step(store: Store, job: Job, receipts: Receipts) -> str | None:
                 raise
             # What the database does not take of one job must not keep the others from going on.
             log.warning("job %s: its receipt cannot be used: %s", job.number, error)
-            doubtful = step.name
-    if doubtful is not None and (damaged := _damaged(receipts, open_steps)):
+            doubtful.append(step.name)
+    if doubtful and (damaged := _damaged(receipts, open_steps)):
         note = f"its receipt cannot be read ({damaged}); look at the provider's pages"
         data_json = codec.dumps({"note": codec.clean_text(note)})
         store.log(Event("job.doubt_noted", job.number, 0, "warning", job.fence, data_json))

@@ -17,11 +17,20 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
-from . import codec, secrets
+from . import codec, policy, secrets
 from .attempt import ActiveJob
 from .clock import Clock
-from .errors import CredentialError, GiveUp, InDoubt, JobCancelled, ProviderError, Snooze
+from .errors import (
+    CredentialError,
+    GiveUp,
+    InDoubt,
+    JobCancelled,
+    PayloadError,
+    ProviderError,
+    Snooze,
+)
 from .executors.local import in_thread
+from .handles import kept_handle
 from .outputs import Made
 from .providers.base import ExecutorKind
 from .providers.contract import (
@@ -156,6 +165,11 @@ class RenderHandler:
             answer = await self._submit(job, request, ask)
             if "files" in answer:
                 return self._whole(job, answer)
+            if "handle" not in answer:  # of a version that kept such an answer as text
+                raise InDoubt(
+                    f"the provider took it, and of its handle only this was kept: {answer};"
+                    " q.resolve(…, 'attach', value=…) goes on with it"
+                )
             handle, wait_s = answer["handle"], answer.get("poll_after_s")
         status = await self._wait(job, handle, ask, wait_s)
         files = await self.fetch_all(job, handle, status, ask)
@@ -183,7 +197,10 @@ class RenderHandler:
         async def send(key: str) -> dict[str, Any]:
             # Refused for its key it was certainly not accepted: to ask again is not to pay twice.
             answer = await ask(self.provider.submit, request, key=key, sink=sink)
-            return answer_value(answer)
+            try:
+                return answer_value(answer)
+            except PayloadError as error:
+                raise InDoubt(str(error)) from error
 
         job.stage("submitting")
         answer: dict[str, Any] = await job.paid_step(RENDER, send, request)
@@ -388,14 +405,17 @@ def request_of(payload: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def answer_value(answer: Submitted | Finished) -> dict[str, Any]:
-    """A provider's answer as the step keeps it."""
+    """A provider's answer as the step keeps it. Raises PayloadError for a handle it cannot keep.
+
+    A cost or a wait that is none is taken for not told.
+    """
+    cost_microusd = policy.amount(answer.cost_microusd)
     if isinstance(answer, Finished):
-        return {
-            "files": [str(path) for path in answer.files],
-            "cost_microusd": answer.cost_microusd,
-        }
+        return {"files": [str(path) for path in answer.files], "cost_microusd": cost_microusd}
+    wait_s = answer.poll_after_s
+    is_wait = isinstance(wait_s, int | float) and 0 <= wait_s < float("inf")
     return {
-        "handle": dict(answer.handle),
-        "cost_microusd": answer.cost_microusd,
-        "poll_after_s": answer.poll_after_s,
+        "handle": kept_handle(answer.handle),
+        "cost_microusd": cost_microusd,
+        "poll_after_s": float(wait_s) if wait_s is not None and is_wait else None,
     }

@@ -27,9 +27,12 @@ from .errors import (
 from .job import Step
 from .receipts import Receipts
 
-__all__ = ["RENDER", "Channel", "handle_of", "once", "once_async", "was_not_accepted"]
+__all__ = ["RENDER", "Channel", "checked", "handle_of", "once", "once_async", "was_not_accepted"]
 
-RENDER = "render"
+OURS = "vqkit:"
+"""How the names of vqkit's own steps begin; a function's steps may not be called so."""
+
+RENDER = OURS + "render"
 """The step that opens a render at a provider; its value carries the handle."""
 
 log = secrets.logger("vqkit.steps")
@@ -37,6 +40,7 @@ log = secrets.logger("vqkit.steps")
 T = TypeVar("T")
 
 VALUE_BYTES_MAX = 64 * 1024
+NAME_CHARS_MAX = 80
 
 
 class Channel(Protocol):
@@ -68,7 +72,7 @@ def once(
 ) -> Any:
     """See `ActiveJob.once`; for handlers that are plain functions."""
     step: Step
-    step, is_old = channel.call("begin_step", name=_checked(name), is_paid=paid)
+    step, is_old = channel.call("begin_step", name=name, is_paid=paid)
     if step.state == "done":
         return step.value
     if _was_begun(step, is_old):
@@ -100,7 +104,7 @@ async def once_async(
     request_json: str | None = None,
 ) -> Any:
     """See `ActiveJob.once`; for coroutines."""
-    step, is_old = await _begin(channel, _checked(name), paid, request_json)
+    step, is_old = await _begin(channel, name, paid, request_json)
     if step.state == "done":
         return step.value
     if _was_begun(step, is_old):
@@ -180,10 +184,28 @@ def _was_billed(error: BaseException) -> bool:
     return error.kind == "moderated" and bool(error.is_billed)
 
 
-def _checked(name: str) -> str:
-    if not 0 < len(str(name)) <= 80:
-        raise UsageError(f"once({name!r}): expected a step's name, 1 to 80 characters")
-    return name
+def checked(name: Any) -> str:
+    """The name of a function's own step, as it is stored. Raises UsageError for what is none.
+
+    Text and nothing else: a number would come back as text, and be taken for a new step.
+    """
+    if not isinstance(name, str):
+        raise UsageError(
+            f"once({name!r}, …): a step's name is text and this is a {type(name).__name__};"
+            f" give it a name such as {f'step {name}' if isinstance(name, int) else 'submit'!r}"
+        )
+    plain = str.__str__(name)  # of a StrEnum its value
+    if not 0 < len(plain) <= NAME_CHARS_MAX or "\0" in plain or plain != codec.clean_text(plain):
+        raise UsageError(
+            f"once({plain!r}, …): expected a step's name, 1 to {NAME_CHARS_MAX} characters, none"
+            " of them half a character or NUL"
+        )
+    if plain.startswith(OURS):
+        raise UsageError(
+            f"once({plain!r}, …): names that begin with {OURS!r} are vqkit's own; give the step"
+            f" another name, such as {plain.removeprefix(OURS)!r}"
+        )
+    return plain
 
 
 def _was_begun(step: Step, is_old: bool) -> bool:
@@ -248,6 +270,8 @@ def _value_json(step: Step, value: Any) -> str:
 
 
 def _doubt(step: Step, error: BaseException) -> InDoubt:
+    if isinstance(error, InDoubt):  # it says itself what is known
+        return InDoubt(str(error), step=step.name)
     return InDoubt(
         f"{step.name!r} was sent and ended in {type(error).__name__}: {error};"
         " it may have been accepted",

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-from . import codec, secrets
+from . import codec, policy, secrets
 from .attempt import ActiveJob, describe_error, plain_result
 from .clock import Clock
-from .errors import ProviderError, StoreError, VqkitError
+from .errors import PayloadError, ProviderError, StoreError, VqkitError
 from .executors.base import Notes
 from .executors.local import in_thread
 from .job import Account, Event, Job, Step
@@ -26,7 +26,7 @@ from .providers.base import Provider
 from .providers.contract import Status
 from .reconcile import Verdict, reconcile
 from .renders import Caller, RenderHandler
-from .steps import handle_of
+from .steps import RENDER, handle_of
 from .store.base import JobFilter, Store, Transition
 from .store.thread import StoreThread
 
@@ -88,18 +88,25 @@ class Strays:
             del self._again_ms[number]
         found = []
         for job in looked_at:
+            if job.is_terminal and not any(_opens(s, job) for s in store.steps(job.number)):
+                # A function's step was taken for a provider's by an earlier version.
+                store.close_render(job.number, "what its own function's step gave names no render")
+                continue
             account = accounts.get(job.account or "")
             handler = self._providers.get(account.provider) if account is not None else None
             if account is None or handler is None or self._rests(job):
                 continue
             step = None
             if job.status == "in_doubt":
-                step = next((s for s in store.steps(job.number) if _is_open(s, job)), None)
-                if step is None:
+                open_steps = [s for s in store.steps(job.number) if _is_open(s, job)]
+                if not open_steps:
                     self.held.add(job.number)  # its doubt is of another kind: a person decides
                     continue
-                if step.key in (kept := self._outputs.receipts.find({step.key})):
-                    self._settle_from_receipt(store, step, kept[step.key])
+                kept = self._outputs.receipts.find({s.key for s in open_steps})
+                for told in (s for s in open_steps if s.key in kept):
+                    self._settle_from_receipt(store, told, kept[told.key])
+                step = next((s for s in open_steps if s.key not in kept), None)
+                if step is None:
                     continue
             if not isinstance(handler, RenderHandler):
                 self.held.add(job.number)  # nobody can be asked
@@ -118,7 +125,13 @@ class Strays:
         handle = handle_of(step.name, codec.loads(value_json))
         handle_json = None if handle is None else codec.dumps(handle, "handle")
         reason = "its receipt was found"
-        store.resolve(step.job, value_json=value_json, handle_json=handle_json, reason=reason)
+        store.resolve(
+            step.job,
+            step=step.name,
+            value_json=value_json,
+            handle_json=handle_json,
+            reason=reason,
+        )
 
     async def see_to(self, found: list[_Stray], wake: Callable[[], None]) -> None:
         """Looks after these; `wake` is called when one may be claimed."""
@@ -172,17 +185,22 @@ class Strays:
         }
         ask = await handler.caller_of(active)
         parts = iter(range(1, 100))
-        verdict = await reconcile(
-            step,
-            handler.provider,
-            ask.account,
-            owned=owned,
-            now_ms=self._clock.now_ms(),
-            doubt_ms=job.updated_ms,
-            was_missing=step.key in self._missing,
-            was_refused=any(s.generation < step.generation and s.state == "intent" for s in steps),
-            sink=lambda suffix: active.kept_part(suffix, next(parts)),
-        )
+        try:
+            verdict = await reconcile(
+                step,
+                handler.provider,
+                ask.account,
+                owned=owned,
+                now_ms=self._clock.now_ms(),
+                doubt_ms=job.updated_ms,
+                was_missing=step.key in self._missing,
+                was_refused=any(
+                    s.generation < step.generation and s.state == "intent" for s in steps
+                ),
+                sink=lambda suffix: active.kept_part(suffix, next(parts)),
+            )
+        except PayloadError as error:  # a handle that cannot be kept: asking again is no help
+            verdict = Verdict(f"{error}; you decide")
         if verdict.is_missing:
             self._missing.add(step.key)
         else:
@@ -209,6 +227,7 @@ class Strays:
         await self._store.acall(
             lambda s: s.resolve(
                 job.number,
+                step=step.name,
                 value_json=value_json,
                 handle_json=handle_json,
                 reason=verdict.note,
@@ -218,7 +237,7 @@ class Strays:
 
     async def _fail(self, job: Job, note: str, error: ProviderError) -> None:
         """The provider will not render it, and may have billed the refusal."""
-        cost = error.facts.get("cost_microusd") if error.is_billed else None
+        cost = policy.amount(error.facts.get("cost_microusd")) if error.is_billed else None
         if error.is_billed is False:
             cost = 0
         error_json = codec.dumps(describe_error(error), "error")
@@ -298,8 +317,13 @@ def _bill_of(status: Status, job: Job, billed_on: str) -> Bill:
         is_billed = False
     if is_billed is False:
         return Bill("not billed", 0)
-    cost = job.reserved_microusd if status.cost_microusd is None else status.cost_microusd
+    told = policy.amount(status.cost_microusd)
+    cost = job.reserved_microusd if told is None else told
     return Bill("billed" if is_billed else "unknown", cost)
+
+
+def _opens(step: Step, job: Job) -> bool:
+    return step.name == RENDER and step.generation == job.generation
 
 
 def _is_open(step: Step, job: Job) -> bool:

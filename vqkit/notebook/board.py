@@ -235,11 +235,11 @@ class Board:
         self._put(what, name=name, parked_until_ms=shown and shown.parked_until_ms)
 
     def _resolve(self, how: Any, _: object) -> None:
-        number, text, shown = self._doubt.value, self._handle.value.strip(), self._shown
+        text, shown = self._handle.value.strip(), self._shown
+        number, step = _meant(shown, self._doubt.value)
         job = next((job for job in shown.doubts if job.number == number), None)
         doubt = None
         if job is not None:
-            step = _open_step(shown, job.number)
             doubt = Doubt(job.number, job.fence, how, text, step, shown.examples.get(step or ""))
         self._put("resolve", doubt=doubt)
 
@@ -378,21 +378,21 @@ class Board:
 
     def _set_doubt_row(self, look: Look) -> None:
         s = look.snapshot
-        numbers = {f"job {job.number}": job.number for job in s.doubts}
-        self._doubt_row.layout.display = "flex" if numbers else "none"
-        if not _offer(self._doubt, numbers, "which job?", "job {}: no more in the list"):
+        offered = {text: of for job in s.doubts for text, of in _doubts_of(s, job.number)}
+        self._doubt_row.layout.display = "flex" if offered else "none"
+        if not _offer(self._doubt, offered, "which job?", "job {}: no more in the list"):
             self._handle.value = ""  # what was typed was meant for another one
-        number = self._doubt.value
-        step = None if number is None else _open_step(s, number)
-        self._handle.description = "Id at the provider" if step is None else "What it gave"
-        self._handle.placeholder = "" if step is None else panes.example(s.examples.get(step))
+        number, step = _meant(s, self._doubt.value)
+        is_handle = step in (None, RENDER)
+        self._handle.description = "Id at the provider" if is_handle else "What it gave"
+        self._handle.placeholder = "" if is_handle else panes.example(s.examples.get(step or ""))
         is_busy = ("resolve", number) in _under_way(look)
         for button in self._doubt_row.children[2:]:
             button.disabled = is_busy
 
-    def forget(self, number: int) -> None:
-        """Takes the choice of this job in doubt back, and what was typed for it."""
-        if self._doubt.value == number:
+    def forget(self, number: int, step: str | None = None) -> None:
+        """Takes the choice of this job's step in doubt back, and what was typed for it."""
+        if self._doubt.value in (number, f"{number}, step {step}"):
             self._is_setting = True
             self._doubt.value, self._handle.value = None, ""
             self._is_setting = False
@@ -421,10 +421,23 @@ def _named(widget: Any, name: str) -> Any:
     return widget
 
 
-def _open_step(s: Snapshot, number: int) -> str | None:
-    """The function's step that a job is in doubt about; None where it is a provider's render."""
+def _doubts_of(s: Snapshot, number: int) -> list[tuple[str, int | str]]:
+    """What there is to choose of a job in doubt: the job, or each step where it is several."""
     names = [step.name for step in s.evidence.get(number, ())]
-    return None if not names or RENDER in names else names[0]
+    if len(names) < 2:
+        return [(f"job {number}", number)]
+    return [(f"job {number}, step {name}", f"{number}, step {name}") for name in names]
+
+
+def _meant(s: Snapshot, chosen: int | str | None) -> tuple[int | None, str | None]:
+    """The job and the step that were chosen; no step where the job has none in doubt."""
+    if chosen is None:
+        return None, None
+    head, _, name = str(chosen).partition(", step ")
+    names = [step.name for step in s.evidence.get(int(head), ())]
+    if not name:
+        name = names[0] if len(names) == 1 else ""
+    return int(head), name or None
 
 
 def _under_way(look: Look) -> set[tuple[str, str | int]]:

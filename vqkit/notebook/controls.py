@@ -63,4 +63,5 @@ class Controls(Protocol):
         how: Literal["attach", "not_sent", "pay_again", "give_up"],
         *,
         value: Any = None,
+        step: str | None = None,
     ) -> object: ...

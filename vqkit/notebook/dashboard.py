@@ -25,11 +25,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from .. import codec, html, secrets
+from .. import html, secrets
 from ..clock import local_text
 from ..errors import StoreLost, UsageError, VqkitError
+from ..handles import typed_value
 from ..job import Event
 from ..snapshot import Snapshot
+from ..steps import RENDER
 from ..words import count
 from . import panes
 from .controls import Controls, Pace
@@ -234,11 +236,11 @@ class Dashboard:
             except UsageError as error:
                 self._say(f"job {doubt.number}: {error}; nothing was done")
                 return
-        detail = (doubt.fence, doubt.how, doubt.text)
+        detail = (doubt.fence, doubt.step, doubt.how, doubt.text)
         do = partial(_resolve, self._controls, doubt, value)
         self._wish("resolve", doubt.number, detail, do=do)
         if self.board is not None:
-            self.board.forget(doubt.number)
+            self.board.forget(doubt.number, doubt.step)
 
     def _wish(
         self, verb: str, of: str | int = "", detail: Hashable = None, *, do: Callable[[], object]
@@ -324,7 +326,8 @@ def _resolve(controls: Controls, doubt: Doubt, value: Any) -> None:
     job = controls.job(doubt.number)
     if job.status != "in_doubt" or job.fence != doubt.fence:
         raise UsageError(f"it is {job.status.replace('_', ' ')} by now; look again")
-    controls.resolve(doubt.number, doubt.how, value=value)
+    step = doubt.step if doubt.how in ("attach", "not_sent") else None
+    controls.resolve(doubt.number, doubt.how, value=value, step=step)
 
 
 def _typed(doubt: Doubt) -> Any:
@@ -333,16 +336,15 @@ def _typed(doubt: Doubt) -> Any:
     Only the handler knows what its step gives, so nothing is made of bare text there.
     """
     if not doubt.text:
-        wanted = "what it gave, as JSON" if doubt.step else "its id"
+        is_handle = doubt.step in (None, RENDER)
+        wanted = "its id" if is_handle else "what it gave, as JSON"
         raise UsageError(f"this needs value: type {wanted}, as the provider says it")
-    try:
-        value, is_json = codec.loads(doubt.text), True
-    except ValueError:
-        value, is_json = doubt.text, False
-    if doubt.step is None:
-        return value if isinstance(value, dict | str) else doubt.text
+    value = typed_value(doubt.text)
+    if doubt.step in (None, RENDER):
+        return value
     like = panes.example(doubt.example)
     is_alike = type(value) is type(doubt.example)
+    is_json = value != doubt.text
     if not is_json or not (is_alike or (doubt.example is None and _is_said(value))):
         raise UsageError(
             f"{doubt.text!r} is not what its step {doubt.step!r} gives: your function's own"

@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import codec, html
 from ..clock import local_text
+from ..handles import shape
 from ..html import Markup, element, join
 from ..job import Event, Job, Step
 from ..snapshot import Snapshot, duration_text
@@ -259,17 +260,9 @@ def _evidence(step: Step, now_ms: int) -> str:
 def example(value: Any) -> str:
     """What a person is to type for a step: as another job's answer looked, without its texts."""
     like = (
-        'JSON, such as {"id": "…"}' if value is None else codec.readable(codec.dumps(_shape(value)))
+        'JSON, such as {"id": "…"}' if value is None else codec.readable(codec.dumps(shape(value)))
     )
     return shorten(like, 60)
-
-
-def _shape(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _shape(of) for name, of in value.items()}
-    if isinstance(value, list):
-        return [_shape(of) for of in value[:1]]
-    return "…" if isinstance(value, str) else value
 
 
 def log(events: Sequence[Event], now_ms: int, about: str) -> Markup:

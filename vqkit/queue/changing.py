@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from .. import codec
 from ..accounts import microusd
-from ..errors import UnknownName, UsageError
+from ..errors import LifecycleError, UnknownName, UsageError
+from ..handles import said_handle
 from ..job import TERMINAL, Job
-from ..steps import RENDER
-from ..store.base import JobFilter
+from ..steps import RENDER, handle_of
+from ..store.base import JobFilter, Store
 from .asked import Which, moment, statuses
 from .looking import Looking
 
@@ -120,20 +121,25 @@ class Changing(Looking):
         how: Literal["attach", "not_sent", "pay_again", "give_up"],
         *,
         value: Any = None,
+        step: str | None = None,
         cost: float | None = None,
     ) -> Job:
         """Ends the doubt about a paid call, by your word.
 
-        ``"attach"``: it was made, and `value` is what it gave (for a render at a provider its
-        handle, such as ``{"id": "task-123"}``); one that another job has is refused with a
-        UsageError that names that job. ``"not_sent"``: it never arrived, and is made
-        as if for the first time. ``"pay_again"``: make another one, whatever became of it.
-        ``"give_up"``: the job fails. With these two `cost` is what the one in doubt has cost,
-        in dollars, as the provider's bill says; without it, what was set aside counts as
-        spent. `q.job(n).reason` and `q.events(job=n)` hold the evidence.
+        ``"attach"``: it was made, and `value` is what it gave; for a render at a provider its
+        id there, ``"task-123"``, or its whole handle as the provider's others look. One that
+        another job has is refused with a UsageError that names that job. ``"not_sent"``: it
+        never arrived, and is made as if for the first time. Where several paid steps of the job
+        are in doubt these two speak of one `step`, and the job goes on when each has its
+        answer; without a name they are refused with a UsageError that names the steps.
 
-        What was attached wrongly to a step of your function is put right by another
-        ``"attach"`` while the job waits, or once it has failed: that queues it again.
+        ``"pay_again"``: make another one, whatever became of it; every step of the job is done
+        again. ``"give_up"``: the job fails. With these two `cost` is what the one in doubt has
+        cost, in dollars, as the provider's bill says; without it, what was set aside counts as
+        spent. `q.job(n).reason`, `q.steps(n)` and `q.events(job=n)` hold the evidence.
+
+        What was attached wrongly is put right by another ``"attach"`` while the job waits, or
+        once it has failed: that queues it again.
         """
         job = self.job(which)
         note = f"by you: {how.replace('_', ' ')}"
@@ -141,12 +147,17 @@ class Changing(Looking):
             raise UsageError(f"resolve(…, {how!r}) takes no cost; 'pay_again' and 'give_up' do")
         known: dict[str, Any] = {"cost_microusd": microusd("cost", cost), "reason": note}
         if how == "attach":
-            return self._attach(job, value, note)
+            return self._attach(job, value, step, note)
         if value is not None:
             raise UsageError(f"resolve(…, {how!r}) takes no value; only 'attach' does")
+        if step is not None and how in ("pay_again", "give_up"):
+            raise UsageError(
+                f"resolve(…, {how!r}) is about the whole job and takes no step; 'attach' and"
+                " 'not_sent' do"
+            )
         match how:
             case "not_sent":
-                return self._write(lambda s: s.resolve(job.number, reason=note))
+                return self._write(lambda s: s.resolve(job.number, step=step, reason=note))
             case "pay_again":
                 return self._write(lambda s: s.resolve(job.number, is_fresh=True, **known))
             case "give_up":
@@ -155,35 +166,65 @@ class Changing(Looking):
             f"resolve(…, {how!r}): expected 'attach', 'not_sent', 'pay_again' or 'give_up'"
         )
 
-    def _attach(self, job: Job, value: Any, note: str) -> Job:
+    def _attach(self, job: Job, value: Any, step: str | None, note: str) -> Job:
         if value is None:
             raise UsageError(
                 "resolve(…, 'attach') needs value=…: what the call gave, or the render's handle"
             )
-        if job.status in ("queued", "failed"):
-            value_json = codec.dumps(value, "value")
-            return self._write(lambda s: s.attach_anew(job.number, value_json, note))
-        open_steps = [s for s in self.steps(job) if s.state == "intent"]
-        is_render = any(step.name == RENDER for step in open_steps) or not open_steps
-        if not is_render:
-            value_json = codec.dumps(value, "value")
-            return self._write(
-                lambda s: s.resolve(
-                    job.number, value_json=value_json, reason=note, is_looked_up=True
-                )
+        if job.status not in ("in_doubt", "queued", "failed"):
+            raise LifecycleError(
+                f"job {job.number} is {job.status}; resolve needs in_doubt",
+                job_id=job.id,
+                status=job.status,
+                verb="resolve",
             )
-        handle = {"id": value} if isinstance(value, str) else value
-        handle_json = codec.dumps(handle, "handle")
-        value_json = codec.dumps({"handle": handle}, "value")
-        return self._write(
-            lambda s: s.resolve(
-                job.number,
+        paid = {s.name: s for s in self.steps(job) if s.is_paid and s.generation == job.generation}
+        open_steps = [s.name for s in paid.values() if s.state == "intent"]
+        if step is None and len(open_steps) == 1:
+            step = open_steps[0]
+        elif step is None and not open_steps and RENDER in paid:
+            step = RENDER
+        elif step is not None and step not in paid:
+            has = " and ".join(map(repr, paid)) or "none"
+            raise UsageError(f"job {job.number} has no paid step {step!r}; it has {has}")
+        if step is None and not open_steps and job.status == "in_doubt":
+            raise UsageError(
+                f"job {job.number} is in doubt, and no paid step of it lacks an answer: there is"
+                " nothing to attach to. 'not_sent' runs its function again"
+            )
+        number, handle_json = job.number, None
+        if step == RENDER:
+            handle = said_handle(value, self._example(job), codec.loads(paid[step].request_json))
+            handle_json, value = codec.dumps(handle, "value"), {"handle": handle}
+        value_json = codec.dumps(value, "value")
+        is_said = job.status != "in_doubt" or (step not in (None, RENDER, *open_steps))
+
+        def write(store: Store) -> Job:
+            if is_said:
+                return store.attach_anew(
+                    number, value_json, note, step=step, handle_json=handle_json
+                )
+            return store.resolve(
+                number,
+                step=step,
                 value_json=value_json,
                 handle_json=handle_json,
                 reason=note,
                 is_looked_up=True,
             )
-        )
+
+        return self._write(write)
+
+    def _example(self, job: Job) -> Any:
+        """A handle that this job's provider gave another job, or None."""
+
+        def read(store: Store) -> str | None:
+            accounts = store.accounts()
+            provider = next((a.provider for a in accounts if a.name == job.account), None)
+            mine = [a.name for a in accounts if a.provider == provider]
+            return store.example_value(RENDER, accounts=mine, but=job.number)
+
+        return handle_of(RENDER, codec.loads(self._read(read)))
 
     def prune(
         self,

@@ -236,3 +236,15 @@ def m005_paid_calls(db: Database) -> None:
         " WHERE status = 'queued' AND not_before_ms IS NULL AND is_paid = 1"
         " AND is_open = 0"
     )
+
+
+@MIGRATIONS()
+def m006_names_of_our_steps(db: Database) -> None:
+    """The engine's step gets a name that no function's own step can have.
+
+    Only the engine keeps the request with a step: that tells its "render" from a function's.
+    Keys stay, and with them the receipts.
+    """
+    db.execute(
+        "UPDATE steps SET name = 'vqkit:render' WHERE name = 'render' AND request IS NOT NULL"
+    )

@@ -164,6 +164,7 @@ class PaidVerbs(Primitives):
         self,
         number: int,
         *,
+        step: str | None = None,
         to: str = "queued",
         value_json: str | None = None,
         handle_json: str | None = None,
@@ -177,9 +178,12 @@ class PaidVerbs(Primitives):
 
         With `value_json` the step in doubt is done and gave that; with `handle_json` its
         render is open. Without either it was not sent, or with `is_fresh` another one is
-        to be made; `to="failed"` gives up. `cost_microusd` is what the one in doubt cost,
-        where somebody knows. A value that somebody has looked up, and that names a render
-        which another job has, is refused with a UsageError that names that job.
+        to be made; `to="failed"` gives up. These two are about the whole job, the others about
+        one `step`, which may be left out where only one is in doubt; the job stays in doubt
+        until the last one has its answer. Raises UsageError where it is not clear which.
+        `cost_microusd` is what the one in doubt cost, where somebody knows. A value that
+        somebody has looked up, and that names a render which another job has, is refused with
+        a UsageError that names that job.
         """
         with self.transaction():
             now_ms = self.clock.now_ms()
@@ -187,22 +191,32 @@ class PaidVerbs(Primitives):
             if is_looked_up and value_json is not None:
                 self._refuse_taken(job, value_json)
             change: dict[str, Any] = {"to": to, "reason": reason, "fresh": is_fresh}
+            paid = self._paid_steps(job)
+            doubtful = [s for s in paid if s.state == "intent"]
+            told_of = doubtful
+            if job.status == "in_doubt" and to == "queued" and not is_fresh:
+                told_of = _meant(job, doubtful, step)
+                if not doubtful and handle_json is not None:  # another handle for a known render
+                    told_of = [s for s in paid if s.name == step]
+            if left := [s.name for s in doubtful if s not in told_of]:
+                change |= {"to": "in_doubt", "doubt": f"nobody knows of {_names(left)} yet"}
             change |= _opened(value_json, handle_json)
-            others = [s for s in self._paid_steps(job) if s.state == "done"]
+            others = [s for s in paid if s.state == "done"]
             # Without a value it was not sent: what an earlier call has cost stays set aside.
             change["is_paid"] = value_json is not None or (bool(others) and not is_fresh)
             if error_json is not None:
                 change["error_json"] = error_json
             after, event = lifecycle.apply(job, "resolve", now_ms, **change)
             told: list[Event] = []
-            for step in self.steps(number):
-                if step.state == "intent" and step.generation == job.generation:
-                    if value_json is not None:
-                        told += self._keep_value(step, value_json, now_ms)
-                    elif not is_fresh and to == "queued":
-                        self._delete_step(step)
+            for mine in told_of:
+                if value_json is not None:
+                    told += self._keep_value(mine, value_json, now_ms)
+                elif not is_fresh and to == "queued":
+                    self._delete_step(mine)
             self._write([(job, after)])
             self._record([event, *told])
+            if left:
+                return after
             if not after.is_open and not (after.is_paid and after.status == "queued"):
                 is_known = value_json is not None or bool(others)
                 was_not_sent = to == "queued" and not is_fresh and not is_known
@@ -244,20 +258,34 @@ class PaidVerbs(Primitives):
             cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
             self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
 
-    def attach_anew(self, number: int, value_json: str, reason: str) -> Job:
+    def attach_anew(
+        self,
+        number: int,
+        value_json: str,
+        reason: str,
+        *,
+        step: str | None = None,
+        handle_json: str | None = None,
+    ) -> Job:
         """Puts another value in place of the one that a person had attached to a step.
 
-        For a job that waits or has failed, which is queued again; `reason` is that of the
-        earlier word. Steps that were done with the earlier value, and cost nothing, are done
+        For a job that waits, is in doubt about another step, or has failed: then it is queued
+        again. `reason` is that of the earlier word, `handle_json` the handle where it was that
+        of a render. Steps that were done with the earlier value, and cost nothing, are done
         again. Raises LifecycleError for any other job, UsageError where another paid step
-        has been begun since.
+        has been begun since, or several were attached and no `step` is named.
         """
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(number)
             mine = [step for step in self.steps(number) if step.generation == job.generation]
-            said = [s for s in mine if s.is_paid and self._was_said(s, reason)]
-            if job.status not in ("queued", "failed") or job.handle_json is not None or not said:
+            said = [
+                s
+                for s in mine
+                if s.is_paid and step in (None, s.name) and self._was_said(s, reason)
+            ]
+            is_open = job.handle_json is not None and handle_json is None
+            if job.status not in ("queued", "failed", "in_doubt") or is_open or not said:
                 raise LifecycleError(
                     f"job {number} is {job.status}, and no value that was attached to a step of"
                     " it can be replaced; resolve needs in_doubt",
@@ -266,28 +294,36 @@ class PaidVerbs(Primitives):
                     verb="resolve",
                 )
             self._refuse_taken(job, value_json)
-            step = said[-1]
-            later = [s for s in mine if s != step and s.begun_ms >= (step.ended_ms or 0)]
+            if len(said) > 1:
+                raise UsageError(
+                    f"job {number}: {_names([s.name for s in said])} were attached; say which one"
+                    f" is meant: step={said[0].name!r}"
+                )
+            was = said[0]
+            later = [s for s in mine if s != was and s.begun_ms >= (was.ended_ms or 0)]
             if paid := [s.name for s in later if s.is_paid]:
                 raise UsageError(
                     f"job {number}: its paid step {paid[0]!r} was begun with what was attached to"
-                    f" {step.name!r}; that cannot be taken back"
+                    f" {was.name!r}; that cannot be taken back"
                 )
             for after in later:
                 self._delete_step(after)
-            told = self._keep_value(step, value_json, now_ms)
+            told = self._keep_value(was, value_json, now_ms)
             data = codec.dumps({"reason": reason})
             self._record([*told, Event("job.resolved", number, now_ms, data_json=data)])
+            before = job
             if job.status == "failed":
-                failed, (job, event) = job, lifecycle.apply(job, "requeue", now_ms, reason=reason)
-                self._write([(failed, job)])
+                job, event = lifecycle.apply(job, "requeue", now_ms, reason=reason)
                 self._record([event])
+            if handle_json is not None:
+                job = job._replace(handle_json=handle_json, account=was.account, is_paid=True)
+            self._write([(before, job)])
         return job
 
     def _was_said(self, step: Step, reason: str) -> bool:
         """True where a word with this reason is what ended the step: they share their moment."""
         return any(
-            event.type == "job.resolved"
+            event.type in ("job.resolved", "job.doubt_noted")
             and event.at_ms == step.ended_ms
             and event.data.get("reason") == reason
             for event in self.events(job=step.job)
@@ -479,6 +515,30 @@ class PaidVerbs(Primitives):
                 limits |= {"minute_ms": now_ms, "used": 0}
             limits["used"] += used[a.name]
             self._write_account(replace(a, limits_json=codec.encode(limits)))
+
+
+def _meant(job: Job, doubtful: Sequence[Step], name: str | None) -> list[Step]:
+    """The one step in doubt that is meant. Raises UsageError where that is not clear."""
+    names = [step.name for step in doubtful]
+    if name is not None:
+        if doubtful and name not in names:
+            raise UsageError(
+                f"job {job.number}: its step {name!r} is not in doubt; {_names(names)}"
+                f" {'is' if len(names) == 1 else 'are'}",
+                steps=names,
+            )
+        return [step for step in doubtful if step.name == name]
+    if len(names) > 1:
+        raise UsageError(
+            f"job {job.number} has {len(names)} paid steps in doubt, {_names(names)}: say which"
+            f" one is meant, such as step={names[0]!r} (--step on the command line)",
+            steps=names,
+        )
+    return list(doubtful)
+
+
+def _names(names: Sequence[str]) -> str:
+    return " and ".join(map(repr, names))
 
 
 def step_key(job: Job, name: str) -> str:

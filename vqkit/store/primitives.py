@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -227,8 +227,13 @@ class Primitives(ABC):
         """The highest number a job was ever given; 0 where there is none."""
 
     @abstractmethod
-    def example_value(self, name: str) -> str | None:
-        """What a step of this name gave, as JSON: the newest among the newest steps."""
+    def example_value(
+        self, name: str, *, accounts: Collection[str] | None = None, but: int | None = None
+    ) -> str | None:
+        """What a step of this name gave, as JSON: the newest among the newest steps.
+
+        With `accounts` on one of these; never of the job `but`.
+        """
 
     @abstractmethod
     def paid_values(self, account: str) -> list[tuple[int, str]]:

@@ -16,7 +16,7 @@ import os
 import sqlite3
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -62,6 +62,7 @@ KNOWN_MIGRATIONS = (
     "m003_models",
     "m004_shared_rows",
     "m005_paid_calls",
+    "m006_names_of_our_steps",
 )
 
 
@@ -934,11 +935,15 @@ class SqliteStore(Store):
         )
         return [Step(*row) for row in found.fetchall()]
 
-    def example_value(self, name: str) -> str | None:
+    def example_value(
+        self, name: str, *, accounts: Collection[str] | None = None, but: int | None = None
+    ) -> str | None:
+        among = None if accounts is None else codec.encode(list(accounts))
         found = self._conn.execute(
-            "SELECT value FROM (SELECT name, state, value FROM steps ORDER BY job DESC LIMIT ?)"
-            " WHERE name = ? AND state = 'done' LIMIT 1",
-            (RECENT_STEPS, name),
+            "SELECT value FROM (SELECT job, name, state, value, account FROM steps"
+            " ORDER BY job DESC LIMIT ?) WHERE name = ? AND state = 'done' AND job IS NOT ?"
+            " AND (?4 IS NULL OR account IN (SELECT value FROM json_each(?4))) LIMIT 1",
+            (RECENT_STEPS, name, but, among),
         ).fetchone()
         return None if found is None else found[0]
 
@@ -1135,6 +1140,26 @@ def _translated(error: sqlite3.Error, path: Path, *, is_unknown: bool = False) -
             return StoreFull(
                 f"{path} could not be written ({error}); the disk may be full or failing.", **facts
             )
-        case sqlite3.SQLITE_CONSTRAINT:
-            return StoreError(f"{path}: {error}; nothing was changed", is_refused=True, **facts)
+    # A value or a statement that it will never take: waiting is no help.
+    if not is_unknown and (code in _REFUSALS or (not code and _is_unbindable(error))):
+        return StoreError(f"{path}: {error}; nothing was changed", is_refused=True, **facts)
     return StoreError(f"{path}: {error}", **facts)
+
+
+_REFUSALS = frozenset(
+    {
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_MISUSE,
+        sqlite3.SQLITE_RANGE,
+        sqlite3.SQLITE_TOOBIG,
+    }
+)
+
+
+def _is_unbindable(error: sqlite3.Error) -> bool:
+    """True for a value that Python's driver does not even hand on, which has no code."""
+    return isinstance(error, sqlite3.InterfaceError | sqlite3.DataError) or (
+        isinstance(error, sqlite3.ProgrammingError) and "binding" in str(error).lower()
+    )
