@@ -706,6 +706,32 @@ def test_of_a_step_nobody_has_seen_a_bare_id_is_refused_too(q: Queue, steer: Ste
     assert q.steps(1)[0].value == "task-1"
 
 
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_what_was_said_wrongly_is_said_again(q: Queue, steer: Steer, has_failed: bool) -> None:
+    q.put({"n": 1}, max_attempts=1)
+    leave_in_doubt(q, 1)
+    steered = steer(q)
+    board = steered.board
+    attach = board._doubt_row.children[2]
+    board._doubt.value, board._handle.value = 1, '["task-1"]'
+    attach.click()
+    steered.look()
+    if has_failed:
+        leave_in_doubt(q)
+        assert q.job(1).status == "failed"
+        steered.look()
+    assert ("job 1, step submit: say it again", "1, step submit") in board._doubt.options
+    assert board._doubt_row.layout.display == "flex"
+    board._doubt.value, board._handle.value = "1, step submit", '{"id": "task-1"}'
+    attach.click()
+    steered.look()
+    assert (q.job(1).status, q.steps(1)[0].value) == ("queued", {"id": "task-1"})
+    leave_in_doubt(q)
+    assert q.job(1).result == "task-1"
+    steered.look()
+    assert board._doubt_row.layout.display == "none"
+
+
 def test_two_steps_of_one_job_are_told_apart(q: Queue, steer: Steer) -> None:
     async def render(job: Any) -> Any:
         async def send() -> None:

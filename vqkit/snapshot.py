@@ -6,7 +6,7 @@ the newest events, lists are short.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from . import codec, html
 from .clock import iso, local_text
 from .job import STATUSES, Account, Event, Job, Step
 from .policy import FOR_EVER_MS, capacity_now, models_at_rest
+from .steps import ATTACHED
 from .store.base import JobFilter, Runner
 from .store.sqlite import SqliteStore
 
@@ -92,7 +93,9 @@ class Snapshot:
     At most 50 jobs are in each of `running` (the longest first), `failed` (the newest
     first) and `recent` (those to which something happened last, the last first). `evidence` is
     what is known of each of the `doubts`: the paid steps that have no answer; `examples` what
-    a step of that name gave another job. `last_number` is the highest number of a job.
+    a step of that name gave another job. `said` are those of the `failed` and `recent` to which
+    a person has attached a value, (job, step), so that another may be said instead.
+    `last_number` is the highest number of a job.
     """
 
     path: str
@@ -106,6 +109,7 @@ class Snapshot:
     doubts: tuple[Job, ...] = ()
     evidence: Mapping[int, tuple[Step, ...]] = field(default_factory=dict)
     examples: Mapping[str, Any] = field(default_factory=dict)
+    said: tuple[tuple[Job, str], ...] = ()
     last_number: int = 0
     events: tuple[Event, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -227,6 +231,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         examples = _examples(store, evidence)
         last_number = store.last_number()
         recent = store.recent_jobs(TABLE_LENGTH)
+        said = _said(store, (*failed, *recent))
         lanes = store.waiting_lanes()
         paused = bool(store.setting("paused"))
         has_budget = any(
@@ -289,6 +294,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         doubts=tuple(doubts),
         evidence=evidence,
         examples=examples,
+        said=said,
         last_number=last_number,
         events=tuple(events),
         waiting=tuple(_unserved(lanes, accounts)),
@@ -387,6 +393,13 @@ def _per_minute(n: int, first_ms: int, last_ms: int, now_ms: int) -> float | Non
 def _open_steps(store: SqliteStore, job: Job) -> tuple[Step, ...]:
     """The steps that were begun and never answered."""
     return tuple(step for step in store.steps(job.number) if step.state == "intent")
+
+
+def _said(store: SqliteStore, jobs: Iterable[Job]) -> tuple[tuple[Job, str], ...]:
+    """What a person has attached to these jobs and may say again, as it was wrong perhaps."""
+    known = {job.number: job for job in jobs if job.status in ("queued", "failed") and job.is_paid}
+    found = store.said_steps(known.keys(), ATTACHED) if known else []
+    return tuple((known[number], name) for number, name in found)
 
 
 def _examples(store: SqliteStore, evidence: Mapping[int, tuple[Step, ...]]) -> dict[str, Any]:

@@ -27,7 +27,19 @@ from .errors import (
 from .job import Step
 from .receipts import Receipts
 
-__all__ = ["RENDER", "Channel", "checked", "handle_of", "once", "once_async", "was_not_accepted"]
+__all__ = [
+    "ATTACHED",
+    "RENDER",
+    "Channel",
+    "checked",
+    "handle_of",
+    "once",
+    "once_async",
+    "was_not_accepted",
+]
+
+ATTACHED = "by you: attach"
+"""The reason of a doubt that ended because a person said what the call gave."""
 
 OURS = "vqkit:"
 """How the names of vqkit's own steps begin; a function's steps may not be called so."""

@@ -47,7 +47,10 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What a person says of a job in doubt: which doubt (the try that left it), and what."""
+    """What a person says of a job in doubt: which doubt (the try that left it), and what.
+
+    `status` is another one where they had said it before, and say it again.
+    """
 
     number: int
     fence: int
@@ -55,6 +58,7 @@ class Doubt:
     text: str
     step: str | None
     example: Any = None
+    status: str = "in_doubt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +241,12 @@ class Board:
     def _resolve(self, how: Any, _: object) -> None:
         text, shown = self._handle.value.strip(), self._shown
         number, step = _meant(shown, self._doubt.value)
-        job = next((job for job in shown.doubts if job.number == number), None)
+        among = (*shown.doubts, *(job for job, _ in shown.said))
+        job = next((job for job in among if job.number == number), None)
         doubt = None
         if job is not None:
-            doubt = Doubt(job.number, job.fence, how, text, step, shown.examples.get(step or ""))
+            example = shown.examples.get(step or "")
+            doubt = Doubt(job.number, job.fence, how, text, step, example, job.status)
         self._put("resolve", doubt=doubt)
 
     def _make_log_row(self) -> None:
@@ -379,6 +385,9 @@ class Board:
     def _set_doubt_row(self, look: Look) -> None:
         s = look.snapshot
         offered = {text: of for job in s.doubts for text, of in _doubts_of(s, job.number)}
+        for job, name in s.said:
+            what = "its render" if name == RENDER else f"step {name}"
+            offered[f"job {job.number}, {what}: say it again"] = f"{job.number}, step {name}"
         self._doubt_row.layout.display = "flex" if offered else "none"
         if not _offer(self._doubt, offered, "which job?", "job {}: no more in the list"):
             self._handle.value = ""  # what was typed was meant for another one

@@ -324,7 +324,7 @@ def _unpark(controls: Controls, name: str, until_ms: int) -> None:
 def _resolve(controls: Controls, doubt: Doubt, value: Any) -> None:
     """Ends the doubt that was shown, and none that came later."""
     job = controls.job(doubt.number)
-    if job.status != "in_doubt" or job.fence != doubt.fence:
+    if job.status != doubt.status or job.fence != doubt.fence:
         raise UsageError(f"it is {job.status.replace('_', ' ')} by now; look again")
     step = doubt.step if doubt.how in ("attach", "not_sent") else None
     controls.resolve(doubt.number, doubt.how, value=value, step=step)

@@ -15,7 +15,7 @@ from ..accounts import microusd
 from ..errors import LifecycleError, UnknownName, UsageError
 from ..handles import said_handle
 from ..job import TERMINAL, Job
-from ..steps import RENDER, handle_of
+from ..steps import ATTACHED, RENDER, handle_of
 from ..store.base import JobFilter, Store
 from .asked import Which, moment, statuses
 from .looking import Looking
@@ -147,7 +147,7 @@ class Changing(Looking):
             raise UsageError(f"resolve(…, {how!r}) takes no cost; 'pay_again' and 'give_up' do")
         known: dict[str, Any] = {"cost_microusd": microusd("cost", cost), "reason": note}
         if how == "attach":
-            return self._attach(job, value, step, note)
+            return self._attach(job, value, step)
         if value is not None:
             raise UsageError(f"resolve(…, {how!r}) takes no value; only 'attach' does")
         if step is not None and how in ("pay_again", "give_up"):
@@ -166,7 +166,7 @@ class Changing(Looking):
             f"resolve(…, {how!r}): expected 'attach', 'not_sent', 'pay_again' or 'give_up'"
         )
 
-    def _attach(self, job: Job, value: Any, step: str | None, note: str) -> Job:
+    def _attach(self, job: Job, value: Any, step: str | None) -> Job:
         if value is None:
             raise UsageError(
                 "resolve(…, 'attach') needs value=…: what the call gave, or the render's handle"
@@ -202,14 +202,14 @@ class Changing(Looking):
         def write(store: Store) -> Job:
             if is_said:
                 return store.attach_anew(
-                    number, value_json, note, step=step, handle_json=handle_json
+                    number, value_json, ATTACHED, step=step, handle_json=handle_json
                 )
             return store.resolve(
                 number,
                 step=step,
                 value_json=value_json,
                 handle_json=handle_json,
-                reason=note,
+                reason=ATTACHED,
                 is_looked_up=True,
             )
 

@@ -236,6 +236,13 @@ class Primitives(ABC):
         """
 
     @abstractmethod
+    def said_steps(self, numbers: Collection[int], reason: str) -> list[tuple[int, str]]:
+        """Paid steps of these jobs, where they wait or have failed, that a word has ended.
+
+        (job, name) of each of the job's generation; `reason` is that of the word.
+        """
+
+    @abstractmethod
     def paid_values(self, account: str) -> list[tuple[int, str]]:
         """What the paid steps of this account's jobs gave: (job, JSON)."""
 

@@ -947,6 +947,18 @@ class SqliteStore(Store):
         ).fetchone()
         return None if found is None else found[0]
 
+    def said_steps(self, numbers: Collection[int], reason: str) -> list[tuple[int, str]]:
+        found = self._conn.execute(
+            "SELECT s.job, s.name FROM json_each(?) AS n JOIN jobs AS j ON j.number = n.value"
+            " JOIN steps AS s ON s.job = j.number AND s.generation = j.generation"
+            " WHERE (j.status = 'queued' OR j.status = 'failed') AND s.is_paid = 1"
+            " AND EXISTS (SELECT 1 FROM events AS e WHERE e.job = s.job AND e.at_ms = s.ended_ms"
+            " AND (e.type = 'job.resolved' OR e.type = 'job.doubt_noted')"
+            " AND json_extract(e.data, '$.reason') = ?) ORDER BY s.job, s.name",
+            (codec.encode(sorted(numbers)), reason),
+        )
+        return found.fetchall()
+
     def paid_values(self, account: str) -> list[tuple[int, str]]:
         found = self._conn.execute(
             "SELECT job, value FROM steps WHERE account = ? AND is_paid = 1 AND state = 'done'",
