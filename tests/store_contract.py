@@ -925,3 +925,17 @@ class StoreContract:
                 store.end_step(step, job.fence, dumps({"id": job.number}))
         assert store.example_value("submit") == dumps({"id": 2})
         assert store.example_value("wait") is None
+        assert store.example_value("submit", accounts=["a"], but=2) == dumps({"id": 1})
+        assert store.example_value("submit", accounts=["b"]) is None
+
+    def test_what_a_word_has_ended_is_found_while_its_job_waits_or_has_failed(self, store) -> None:
+        store.save_account(Account("a", "p", 5))
+        store.put([a_job(n) for n in range(3)])
+        for job in claim(store):
+            store.begin_step(job.number, job.fence, "submit", is_paid=True, request_json=None)
+            settle(store, job, "doubt", reason="lost")
+            if job.number < 3:
+                store.resolve(job.number, step="submit", value_json="1", reason="by you")
+        assert store.said_steps({1, 2, 3, 9}, "by you") == [(1, "submit"), (2, "submit")]
+        assert store.said_steps({2}, "by you") == [(2, "submit")]
+        assert store.said_steps({1, 2}, "by another") == []

@@ -29,6 +29,7 @@ from vqkit.errors import (
 from vqkit.handles import kept_handle, said_handle, typed_value
 from vqkit.policy import amount
 from vqkit.providers.contract import Capabilities, Fetched, Finished, Link, Status, Submitted
+from vqkit.receipts import Receipts
 from vqkit.steps import RENDER
 
 QUICK = Retry(base_s=0.0, max_s=0.0)
@@ -399,6 +400,16 @@ def test_a_handle_the_provider_does_not_know_is_said_again_and_is_free_for_anoth
     assert (q.job(1).status, studio.sent) == ("completed", 2)
 
 
+def test_what_was_fetched_of_the_wrong_render_is_not_taken_for_the_right_one(q: Queue) -> None:
+    at_studio(q, Studio(LOST))
+    q.resolve(1, "attach", value="wrong")
+    fetched = q._files.kept_part(q.job(1), ".bin", 1)
+    fetched.write_bytes(b"of the wrong one")
+    q.resolve(1, "attach", value="task-1")
+    q.run().check()
+    assert q.outputs(1)[0].read_bytes() == b"data"
+
+
 def test_the_handle_that_submit_gave_is_not_replaced(q: Queue) -> None:
     at_studio(q, Studio(Submitted({"id": "wrong"})))
     assert q.job(1).status == "failed"
@@ -433,7 +444,9 @@ def test_where_nothing_lacks_an_answer_there_is_nothing_to_attach_to(q: Queue) -
         q.resolve(1, "attach", value="task-1")
     with pytest.raises(UsageError, match="no paid step 'video'; it has 'submit'"):
         q.resolve(1, "attach", value="task-1", step="video")
-    assert q.job(1).handle_json is None
+    with pytest.raises(UsageError, match="'submit' is not in doubt; none is"):
+        q.resolve(1, "not_sent", step="submit")
+    assert (q.job(1).status, q.job(1).handle_json) == ("in_doubt", None)
 
 
 # -- two steps of one job --------------------------------------------------------------------
@@ -517,6 +530,19 @@ def test_what_was_attached_to_one_of_two_is_said_again(q: Queue) -> None:
         q.resolve(1, "attach", value={"id": "audio-1"})
     q.resolve(1, "attach", value={"id": "audio-1"}, step="audio")
     q.run(two.render).check()
+    assert q.job(1).result == [{"id": "video-1"}, {"id": "audio-1"}]
+
+
+def test_the_receipt_of_one_of_two_ends_its_doubt_whichever_it_is(q: Queue) -> None:
+    two = Two(q)
+    video, audio = sorted(q.steps(1), key=lambda step: step.name, reverse=True)
+    receipts = Receipts(Path(f"{q.path}-vqkit") / "receipts.jsonl")
+    receipts.append(audio, '{"id": "audio-1"}')
+    q.run(two.render, retry=QUICK)
+    assert q.job(1).status == "in_doubt"
+    assert {s.name: s.value for s in q.steps(1)} == {"video": None, "audio": {"id": "audio-1"}}
+    receipts.append(video, '{"id": "video-1"}')
+    q.run(two.render, retry=QUICK).check()
     assert q.job(1).result == [{"id": "video-1"}, {"id": "audio-1"}]
 
 

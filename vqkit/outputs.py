@@ -143,6 +143,11 @@ class OutputFolder:
         for path in (self.root / PART_FOLDER).glob(f"{job_id}.{fence}.*"):
             path.unlink(missing_ok=True)
 
+    def discard_kept(self, job: Job) -> None:
+        """Deletes what was fetched of the job's render: it was another one's."""
+        for path in (self.root / PART_FOLDER).glob(f"{job.id}.g{job.generation}.*"):
+            path.unlink(missing_ok=True)
+
     def sweep(self, held: Callable[[], Container[tuple[str, int]]]) -> None:
         """Deletes manifests and parts of attempts that hold no job any more.
 

@@ -192,26 +192,31 @@ class Changing(Looking):
                 f"job {job.number} is in doubt, and no paid step of it lacks an answer: there is"
                 " nothing to attach to. 'not_sent' runs its function again"
             )
-        number, handle_json = job.number, None
+        number, handle_json, is_another = job.number, None, False
         if step == RENDER:
             handle = said_handle(value, self._example(job), codec.loads(paid[step].request_json))
             handle_json, value = codec.dumps(handle, "value"), {"handle": handle}
+            is_another = handle_of(RENDER, paid[step].value) not in (None, handle)
         value_json = codec.dumps(value, "value")
         is_said = job.status != "in_doubt" or (step not in (None, RENDER, *open_steps))
 
         def write(store: Store) -> Job:
             if is_said:
-                return store.attach_anew(
+                after = store.attach_anew(
                     number, value_json, ATTACHED, step=step, handle_json=handle_json
                 )
-            return store.resolve(
-                number,
-                step=step,
-                value_json=value_json,
-                handle_json=handle_json,
-                reason=ATTACHED,
-                is_looked_up=True,
-            )
+            else:
+                after = store.resolve(
+                    number,
+                    step=step,
+                    value_json=value_json,
+                    handle_json=handle_json,
+                    reason=ATTACHED,
+                    is_looked_up=True,
+                )
+            if is_another:
+                self._files.discard_kept(after)
+            return after
 
         return self._write(write)
 

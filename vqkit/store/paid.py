@@ -195,9 +195,10 @@ class PaidVerbs(Primitives):
             doubtful = [s for s in paid if s.state == "intent"]
             told_of = doubtful
             if job.status == "in_doubt" and to == "queued" and not is_fresh:
-                told_of = _meant(job, doubtful, step)
                 if not doubtful and handle_json is not None:  # another handle for a known render
                     told_of = [s for s in paid if s.name == step]
+                else:
+                    told_of = _meant(job, doubtful, step)
             if left := [s.name for s in doubtful if s not in told_of]:
                 change |= {"to": "in_doubt", "doubt": f"nobody knows of {_names(left)} yet"}
             change |= _opened(value_json, handle_json)
@@ -521,11 +522,10 @@ def _meant(job: Job, doubtful: Sequence[Step], name: str | None) -> list[Step]:
     """The one step in doubt that is meant. Raises UsageError where that is not clear."""
     names = [step.name for step in doubtful]
     if name is not None:
-        if doubtful and name not in names:
+        if name not in names:
+            those = f"{_names(names)} {'is' if len(names) == 1 else 'are'}" if names else "none is"
             raise UsageError(
-                f"job {job.number}: its step {name!r} is not in doubt; {_names(names)}"
-                f" {'is' if len(names) == 1 else 'are'}",
-                steps=names,
+                f"job {job.number}: its step {name!r} is not in doubt; {those}", steps=names
             )
         return [step for step in doubtful if step.name == name]
     if len(names) > 1:
