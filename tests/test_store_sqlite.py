@@ -31,6 +31,7 @@ from vqkit.errors import (
     StoreReadOnly,
 )
 from vqkit.job import Account, Job
+from vqkit.outcome import Bill
 from vqkit.store import sqlite
 from vqkit.store import thread as thread_module
 from vqkit.store.base import JobFilter, Runner, Transition
@@ -263,6 +264,30 @@ def test_a_queue_of_an_older_version_learns_from_now_on_who_shares_a_job(path: P
     with contextlib.closing(SqliteStore(path)) as store:
         store.put_rows([a_job(1, key="k", source="t", row=5, batch="t")._replace(id="x")], {})
         assert store.rows_shared_by({"t"}) == {1: 5}
+
+
+def test_a_queue_of_an_older_version_knows_what_its_paid_calls_cost(path: Path) -> None:
+    kept = {"is_paid": True, "request_json": None}
+    with contextlib.closing(SqliteStore(path)) as store:
+        store.save_account(Account("a", "p", 5, limits_json='{"price": 7}'))
+        store.put([a_job(n) for n in range(2)])
+        for job in store.turn(claim=a_claim()).claimed:
+            store.begin_step(job.number, job.fence, "submit", **kept)
+            change = {"error_json": None, "reason": "no", "not_before_ms": None}
+            verb, bill = ("fail", Bill("unknown")) if job.number == 1 else ("doubt", None)
+            store.turn([Transition(job.number, verb, job.fence, change, "error", bill=bill)])
+        before = store.steps()
+        assert [(s.cost_microusd, s.counted_by) for s in before] == [(7, 1), (7, None)]
+    with foreign(path) as db:
+        db.executescript(
+            "DROP INDEX jobs_paid; ALTER TABLE jobs DROP COLUMN is_short;"
+            "ALTER TABLE steps DROP COLUMN cost_microusd;"
+            "ALTER TABLE steps DROP COLUMN counted_by;"
+            "CREATE INDEX jobs_paid ON jobs (lane);"
+            "DELETE FROM _sqlite_migrations WHERE name = 'm007_money_of_steps'"
+        )
+    with contextlib.closing(SqliteStore(path)) as store:
+        assert store.steps() == before
 
 
 @pytest.mark.parametrize("readonly", [False, True])

@@ -49,7 +49,8 @@ class Accounts:
         ``keyring:service/name``; the key itself is refused. It is taken out of all that is
         stored or shown: one of four or five characters where it stands as a word of its own;
         a shorter one counts as a placeholder and is left in. `price` is what a job may cost,
-        in dollars: it is set aside when the job begins, and settled with the real figure.
+        in dollars: it is set aside when the job begins, and settled with the real figure. A
+        function that marks its paid calls, ``once(…, paid=True)``, pays it for each of them.
         `budget` is what the account may spend in all; reaching it pauses the account.
 
         Where a provider limits each model by itself, `capacity` is how many jobs of one
@@ -115,6 +116,8 @@ class Accounts:
 
     def remove(self, name: str) -> None:
         """Takes away an account that has never had a job; any other stays in the books.
+
+        Also when all its jobs are pruned, if they have cost anything.
 
         Raises UsageError for one that has, and says to disable it.
         """

@@ -122,6 +122,9 @@ class ActiveJob:
 
         `name` is text, up to 80 characters, one for each thing that is done once: for the
         clip `i` of several ``f"clip {i}"``. Raises UsageError for any other.
+
+        Each paid call is counted once, at the account's price. Where no budget covers one it is
+        not made, however often it is asked for: Snooze is raised, and the job waits.
         """
         run = steps.once_async if self.is_async else steps.once
         return run(self._channel, self._folder.receipts, steps.checked(name), function, paid)
@@ -137,7 +140,7 @@ class ActiveJob:
         It is committed before it returns. Called again before the next paid step it does
         nothing, so a crash in between opens no further one. Raises InDoubt while a paid step
         has no answer (let it through: `q.resolve` ends it), and Snooze where the budget does
-        not cover another render: the job waits until it does.
+        not cover another render: the job waits until it does, and no paid step is begun.
         """
         if self.is_async:
             return self._fresh()

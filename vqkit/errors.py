@@ -223,7 +223,8 @@ class GiveUp(Signal):
     """Retrying cannot help: the job fails at once, for the reason given.
 
     `cost` is what the try has cost, in dollars, 0 where nobody was called; without it the
-    account's price counts as spent, for nobody can know.
+    account's price counts as spent, for nobody can know. A function that marks its paid calls
+    need not say so before the first of them.
     """
 
     def __init__(self, reason: str = "the handler gave up", cost: float | None = None) -> None:

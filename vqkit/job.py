@@ -61,7 +61,8 @@ class Job(NamedTuple):
     `generation` counts the renders asked for; `handle_json` is the provider's name of the
     one that is open, `reserved_microusd` what it may cost until somebody knows. `is_paid` is
     true from when a paid step of this generation was begun, unless it was not accepted: the
-    next try goes on with the same call, and its money is set aside and counted once.
+    next try goes on with the same call, and its money is set aside and counted once. Then
+    `is_short` says that the try before wanted one more paid call than its budget covers.
     """
 
     number: int
@@ -102,6 +103,7 @@ class Job(NamedTuple):
     finished_ms: int | None = None
     cancel_requested: bool = False
     is_paid: bool = False
+    is_short: bool = False
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -322,7 +324,8 @@ class Attempt(NamedTuple):
 
     `job` is the job's number. `outcome` is an `Outcome.kind`, or "reclaimed" where the
     owner died; None while it runs. `money` is "billed", "not billed" or "unknown", and
-    `cost_microusd` what is counted for it; `reserved_microusd` was set aside at the claim.
+    `cost_microusd` what is counted for it; `reserved_microusd` was set aside, at the claim and
+    for further paid calls.
     """
 
     job: int
@@ -406,7 +409,8 @@ class Step(NamedTuple):
 
     `state` is "intent" from before a paid call until its answer is kept, then "done".
     `key` is the idempotency key, the same at every try of one generation. `job` is the
-    job's number, `fence` the attempt that began it.
+    job's number, `fence` the attempt that began it. `cost_microusd` is what is set aside for a
+    paid one, or what has been counted for it in the attempt with the fence `counted_by`.
     """
 
     job: int
@@ -421,6 +425,8 @@ class Step(NamedTuple):
     value_json: str | None
     begun_ms: int
     ended_ms: int | None = None
+    cost_microusd: int = 0
+    counted_by: int | None = None
 
     @property
     def value(self) -> Any:

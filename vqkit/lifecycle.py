@@ -94,8 +94,8 @@ def apply(
 
     `fence` is the claim's, for the verbs that need one. `change` carries what the verb is
     about: `owner`, `account`, `reserve` (claim); `stage`, `progress` (stage); `message`,
-    `level` (log); `handle_json`, `reserve` (step, resolve), `is_paid` (resolve: the call was
-    made and goes on); `result_json` (complete);
+    `level` (log); `reserve` (begin); `handle_json`, `reserve` (step, resolve), `is_paid`
+    (resolve: the call was made and goes on); `result_json` (complete);
     `not_before_ms`, `error_json`, `reason`, `crashed` (retry, fail);
     `to` (reclaim, resolve). `crashed=True` spends a crash instead of an attempt, and so does
     a reclaim, whose crashes are counted apart as `deaths`.
@@ -218,6 +218,7 @@ def _claim(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Jo
         started_ms=now_ms,
         updated_ms=now_ms,
         reason=None,
+        is_short=False,
     )
     account = _quoted(change["account"])
     data_json = f'{{"account":{account},"attempt":{after.attempt}}}'
@@ -248,8 +249,9 @@ def _step(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job
 
 def _begin(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
     """A paid step is about to be done: from here on there is money in it."""
-    after = changed(job, is_paid=True, updated_ms=now_ms)
-    return after, _event(kind, after, now_ms, **change)
+    reserve = change.get("reserve", job.reserved_microusd)
+    after = changed(job, is_paid=True, reserved_microusd=reserve, updated_ms=now_ms)
+    return after, _event(kind, after, now_ms, name=change.get("name"))
 
 
 def _renew(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[Job, Event]:
@@ -355,7 +357,8 @@ def _resolve(job: Job, now_ms: int, change: dict[str, Any], kind: str) -> tuple[
     if to == "failed":
         return _fail(job, now_ms, change, kind)
     if to == "in_doubt":
-        after = changed(job, reason=change["doubt"], updated_ms=now_ms)
+        reserve = change.get("reserve", job.reserved_microusd)
+        after = changed(job, reason=change["doubt"], reserved_microusd=reserve, updated_ms=now_ms)
         note = f"{change.get('reason') or 'settled'}: {change['doubt']}"
         return after, _event(
             "job.doubt_noted", after, now_ms, "warning", note=note, reason=change.get("reason")

@@ -29,13 +29,15 @@ class Effect(NamedTuple):
 class Bill(NamedTuple):
     """What is known of an attempt's money, in a word, and what is counted for it.
 
-    `is_assumed` where nobody said that it was not billed: no try of that kind has paid, unless
-    it had begun a paid call.
+    Without a `cost_microusd` that is all that is set aside. `is_assumed` where nobody said that
+    it was not billed: no try of that kind has paid, unless it had begun a paid call.
+    `is_by_steps` where its handler spends in paid steps only.
     """
 
     money: Literal["billed", "not billed", "unknown"]
-    cost_microusd: int
+    cost_microusd: int | None = None
     is_assumed: bool = False
+    is_by_steps: bool = False
 
 
 class Outcome(NamedTuple):

@@ -425,16 +425,16 @@ def comes_back_ms(accounts: Iterable[Account], now_ms: int) -> list[int]:
     return [until_ms for until_ms in found if until_ms > now_ms]
 
 
-def bill(outcome: Outcome, job: Job) -> Bill | None:
-    """What an attempt's end says about money; None where nothing was set aside, or is settled.
+def bill(outcome: Outcome, job: Job, *, is_by_steps: bool = False) -> Bill | None:
+    """What an attempt's end says about money; None where that stays open.
 
-    What nobody can tell is counted as spent: a budget is never overshot.
+    What nobody can tell is counted as spent: a budget is never overshot. `is_by_steps` where
+    its handler spends in paid steps only.
     """
     known = outcome.cost_microusd
-    reserved = job.reserved_microusd
     match outcome.kind:
         case "completed":
-            return Bill("billed", reserved if known is None else known)
+            return Bill("billed", known)
         case "doubt":
             return None
         case "released" | "snoozed":
@@ -443,8 +443,8 @@ def bill(outcome: Outcome, job: Job) -> Bill | None:
         is_assumed = known is None and not outcome.is_fresh
         return Bill("not billed", 0, is_assumed=is_assumed)
     if outcome.is_billed:
-        return Bill("billed", reserved if known is None else known)
-    return Bill("unknown", reserved)
+        return Bill("billed", known)
+    return Bill("unknown", is_by_steps=is_by_steps)
 
 
 def reclaim_bill(before: Job, after: Job, *, is_unspent: bool = False) -> Bill | None:
@@ -455,31 +455,37 @@ def reclaim_bill(before: Job, after: Job, *, is_unspent: bool = False) -> Bill |
     if after.status == "completed":
         result = codec.loads(after.result_json)
         told = amount(result.get("cost_microusd")) if isinstance(result, dict) else None
-        return Bill("billed", before.reserved_microusd if told is None else told)
+        return Bill("billed", told)
     if after.status == "in_doubt" or after.is_open:
         return None
-    is_unspent = is_unspent and not before.is_paid
-    return Bill("not billed", 0) if is_unspent else Bill("unknown", before.reserved_microusd)
+    return Bill("unknown", is_by_steps=is_unspent)
 
 
-def settled(bill: Bill | None, before: Job, after: Job, counted: int) -> Bill | None:
+def settled(
+    bill: Bill | None, before: Job, after: Job, *, counted: int = 0, is_by_steps: bool = False
+) -> Bill | None:
     """What is written down of a bill, seen what the job was and became.
 
     None where the money stays set aside, for a render that goes on or for a paid call whose
     answer the next try has. `counted` is what earlier tries of this generation were counted
-    for already: it is not counted again.
+    for already: it is not counted again. `is_by_steps` where the job itself shows that it is
+    paid for in steps: what no step of this generation was begun with is not spent.
     """
     if after.is_open or (after.reserved_microusd and not after.is_terminal):
         return None
+    aside, is_begun = before.reserved_microusd, before.is_paid or before.is_open
     if bill is None:
-        if not before.reserved_microusd:
+        if not aside:
             return None
         # Set aside by this very try, when it asked for another render.
-        is_good = after.status == "completed"
-        return Bill("billed" if is_good else "unknown", before.reserved_microusd)
+        bill = Bill("billed" if after.status == "completed" else "unknown")
     if bill.is_assumed and before.is_paid and not before.is_open:
-        bill = Bill("unknown", before.reserved_microusd)
-    if before.is_paid and not before.reserved_microusd:
+        bill = Bill("unknown")
+    if bill.cost_microusd is None:
+        if (is_by_steps or bill.is_by_steps) and not is_begun:
+            return Bill("not billed", 0)
+        return bill._replace(cost_microusd=aside)
+    if before.is_paid and not aside:
         return bill._replace(cost_microusd=max(0, bill.cost_microusd - counted))
     return bill
 

@@ -172,6 +172,7 @@ class Pump:
         self._clock = clock or SystemClock()
         self._draw = draw
         self._notes_s = notes_s
+        self._paid_in_steps: dict[str, Any] = {}  # handlers seen to mark a paid call, by name
         self._threads = ThreadExecutor()
         self._executors: dict[str, Executor] = {
             "async": AsyncExecutor(),
@@ -597,6 +598,9 @@ class Pump:
         """What an attempt may do with its job's steps, as the holder of its fence."""
         if verb == "begin_step":
             arguments = {"number": job.number, "request_json": None, **arguments}
+            flight = self._flights.get((job.number, job.fence))
+            if flight is not None and arguments.get("is_paid"):
+                self._paid_in_steps[flight.provider.name] = flight.provider.handler
         if verb == "renew":
             arguments = {"number": job.number}
 
@@ -625,13 +629,13 @@ class Pump:
         except BaseException as error:  # noqa: BLE001 - a class of the user's own, or our fault
             outcome = _failed(error)
         self._flights.pop((job.number, job.fence), None)
-        self._settle(job, outcome)
+        self._settle(job, outcome, flight.provider)
 
     def _landed(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         """Sees to it that no attempt is lost without a word."""
         if task.cancelled():  # before its first step
             self._flights.pop((flight.job.number, flight.job.fence), None)
-            self._settle(flight.job, _stopped(flight))
+            self._settle(flight.job, _stopped(flight), flight.provider)
         elif (error := task.exception()) is not None:
             self._fault = error
             self._wake.set()
@@ -788,19 +792,25 @@ class Pump:
             else:
                 return Outcome("completed", result_json=result_json, outputs=outputs)
 
-    def _settle(self, job: Job, outcome: Outcome) -> None:
+    def _settle(self, job: Job, outcome: Outcome, provider: Provider | None = None) -> None:
         now_ms = self._clock.now_ms()
         verb, change = policy.decide(outcome, job, self.retry, now_ms, self._draw())
         self._ended.append(
             Transition(
                 *(job.number, verb, job.fence, change),
                 *(outcome.kind, outcome.outputs, outcome.effect),
-                policy.bill(outcome, job)
+                policy.bill(outcome, job, is_by_steps=self._is_by_steps(provider))
                 if job.reserved_microusd or outcome.cost_microusd
                 else None,
             )
         )
         self._wake.set()
+
+    def _is_by_steps(self, provider: Provider | None) -> bool:
+        """True if it is known to spend in paid steps only: by its code, or as it has begun one."""
+        if provider is None or provider.is_by_steps:
+            return True  # without one, nothing was called
+        return self._paid_in_steps.get(provider.name) is provider.handler
 
     def _tidy(self, ended: list[Transition]) -> None:
         """After the commit: manifests the database no longer needs, parts nobody finishes.

@@ -150,6 +150,11 @@ class RenderHandler:
         return self.render
 
     @property
+    def is_by_steps(self) -> bool:
+        """Always: it sends in a paid step, and nowhere else."""
+        return True
+
+    @property
     def is_by_model(self) -> bool:
         """True if the provider limits each model of an account by itself."""
         return self.provider.capabilities.limits_scope == "account+model"

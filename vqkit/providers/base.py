@@ -22,5 +22,9 @@ class Provider(Protocol):
         """Where the handler runs: on the pump's loop, on a thread, in a worker process."""
 
     @property
+    def is_by_steps(self) -> bool:
+        """True if money is spent in paid steps only: a try that began none has cost nothing."""
+
+    @property
     def handler(self) -> Callable[..., Any]:
         """Called with one argument, the active job; a coroutine function for ``async``."""

@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Literal
 
 from ..errors import HandlerError
@@ -16,11 +17,15 @@ __all__ = ["FunctionProvider", "function_provider"]
 
 @dataclass(frozen=True)
 class FunctionProvider:
-    """A function that gets the job and returns its result."""
+    """A function that gets the job and returns its result.
+
+    `is_by_steps` if its own code marks its paid calls: before the first, nothing is spent.
+    """
 
     name: str
     handler: Callable[..., Any]
     executor: ExecutorKind
+    is_by_steps: bool = False
 
 
 def function_provider(
@@ -51,7 +56,24 @@ def function_provider(
         kind = "an async def function" if is_async else "a plain function"
         fitting = "'async'" if is_async else "'thread' or 'process'"
         raise HandlerError(f"{shown} is {kind}; its executor is {fitting}, not {executor!r}")
-    return FunctionProvider(shown, function, executor)
+    return FunctionProvider(shown, function, executor, _marks_paid_calls(function))
+
+
+def _marks_paid_calls(function: Callable[..., Any]) -> bool:
+    """True if ``once(…, paid=True)`` stands in its code, or in a function inside it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    function = function if hasattr(function, "__code__") else getattr(function, "__call__")  # noqa: B004, B009
+    codes = [getattr(function, "__code__", None)]
+    for code in codes:  # grows as it goes
+        if isinstance(code, CodeType):
+            known = code.co_consts
+            is_marked = ("paid",) in known and any(value is True for value in known)
+            if is_marked and "once" in code.co_names:
+                return True
+            codes += [value for value in known if isinstance(value, CodeType)]
+    return False
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

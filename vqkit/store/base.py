@@ -92,8 +92,7 @@ class Store(RowVerbs):
             collecting = [
                 a for a in accounts if a.name in used_up or (a.name in why and claim.may_collect(a))
             ]
-            # Where models have slots of their own, what is paid waits for the budget too.
-            broke = [a for a in accounts if a.name in used_up and not a.is_by_model]
+            broke = [a for a in accounts if a.name in used_up]
             claimed: list[Job] = []
             is_limited = False
             if (able or collecting) and not is_paused:
@@ -152,7 +151,7 @@ class Store(RowVerbs):
                 word = "cancelled" if after.status == "cancelled" else t.outcome
                 error_json = t.change.get("error_json")
                 # What is open is not spent yet: whoever collects or closes it says what it was.
-                bill = policy.settled(t.bill, job, after, self._counted(job))
+                bill = self._settled(t.bill, job, after)
                 ends.append(_ended(job, t.fence, now_ms, word, error_json, bill))
             if t.effect is not None and job.account is not None:
                 effects.append((job.account, t.effect))
@@ -185,7 +184,7 @@ class Store(RowVerbs):
     ) -> tuple[list[Job], bool]:
         live = self.live_counts()
         pots = self._pots(live, now_ms)
-        models, of_models = self._model_shares(able, claim, now_ms)
+        models, of_models = self._model_shares((*able, *broke), claim, now_ms)
         pots |= of_models
         slots = [
             policy.Slots(
@@ -262,14 +261,22 @@ class Store(RowVerbs):
 
         What they take of other pots is taken from `pots`.
         """
-        slots = [replace(s, costs=policy.but_money(s.costs)) for s in slots if s.models is None]
+        slots = [replace(s, costs=policy.but_money(s.costs)) for s in slots]
         lanes = {lane for s in slots if s.free for lane in s.lanes}
         waiting = {lane: self._waiting_paid(lane, limit + 1) for lane in lanes}
+        for s in slots:
+            for lane in s.lanes if s.models and s.free else ():
+                if waiting[lane]:  # else there is no need to look model by model
+                    self._add_models(waiting, lane, s.models, pots, limit + 1, is_paid=True)
+        models = {c.number: c.model for found in waiting.values() for c in found}
         grants = policy.assign(slots, waiting, pots)
-        costs = {s.account: s.costs for s in slots}
+        by_name = {s.account: s for s in slots}
         for grant in grants:
-            for pot, cost in costs[grant.account]:
+            taker = by_name[grant.account]
+            for pot, cost in taker.costs:
                 pots[pot] -= cost
+            for pot in taker.models[models[grant.number]] if taker.models is not None else ():
+                pots[pot] -= 1
         return grants
 
     def _expire_due(self, now_ms: int) -> None:
@@ -340,7 +347,7 @@ class Store(RowVerbs):
                 error_json = decision.change.get("error_json")
                 is_unspent = bool(decision.change.get("is_unspent"))
                 bill = policy.reclaim_bill(job, after, is_unspent=is_unspent)
-                bill = policy.settled(bill, job, after, self._counted(job))
+                bill = self._settled(bill, job, after)
                 ends.append(_ended(job, job.fence, now_ms, word, error_json, bill))
             self._write(pairs)
             self._end(ends, now_ms)
@@ -380,7 +387,7 @@ class Store(RowVerbs):
         self._count(Counter({k: -n for k, n in tally(jobs).items()}))
 
     def remove_account(self, name: str) -> bool:
-        """Removes an account that never had an attempt; False, and nothing done, for others."""
+        """Removes an account that no attempt and no money counts for; False for any other."""
         with self.transaction():
             if self._has_worked(name):
                 return False

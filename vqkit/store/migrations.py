@@ -248,3 +248,33 @@ def m006_names_of_our_steps(db: Database) -> None:
     db.execute(
         "UPDATE steps SET name = 'vqkit:render' WHERE name = 'render' AND request IS NOT NULL"
     )
+
+
+@MIGRATIONS()
+def m007_money_of_steps(db: Database) -> None:
+    """What each paid call has cost, or may: the first of a generation has what its job had."""
+    db.execute("ALTER TABLE steps ADD COLUMN cost_microusd INTEGER NOT NULL DEFAULT 0")
+    db.execute("ALTER TABLE steps ADD COLUMN counted_by INTEGER")
+    db.execute("ALTER TABLE jobs ADD COLUMN is_short INTEGER NOT NULL DEFAULT 0")
+    first = (
+        "steps.is_paid = 1 AND steps.generation = jobs.generation AND steps.name = (SELECT s.name"
+        " FROM steps AS s WHERE s.job = jobs.number AND s.generation = jobs.generation"
+        " AND s.is_paid = 1 ORDER BY s.begun_ms, s.name LIMIT 1)"
+    )
+    db.execute(
+        "UPDATE steps SET cost_microusd = jobs.reserved_microusd FROM jobs"
+        f" WHERE jobs.number = steps.job AND jobs.reserved_microusd > 0 AND {first}"
+    )
+    db.execute(
+        "UPDATE steps SET counted_by = a.fence, cost_microusd = a.cost_microusd FROM jobs,"
+        " (SELECT job, generation, max(fence) AS fence, cost_microusd FROM attempts"
+        " WHERE cost_microusd > 0 GROUP BY job, generation) AS a"
+        " WHERE jobs.number = steps.job AND jobs.is_paid = 1 AND jobs.reserved_microusd = 0"
+        f" AND a.job = steps.job AND a.generation = steps.generation AND {first}"
+    )
+    db.execute("DROP INDEX jobs_paid")
+    db.execute(
+        "CREATE INDEX jobs_paid ON jobs (lane, priority DESC, number)"
+        " WHERE status = 'queued' AND not_before_ms IS NULL AND is_paid = 1 AND is_short = 0"
+        " AND is_open = 0"
+    )

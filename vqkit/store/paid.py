@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .. import codec, lifecycle, policy
-from ..errors import InDoubt, LifecycleError, UsageError
+from ..errors import InDoubt, LifecycleError, Snooze, UsageError
 from ..job import Account, Attempt, Event, Job, Step
 from ..outcome import Bill, Effect
 from ..secrets import redact, redact_json
@@ -23,8 +23,8 @@ __all__ = ["PaidVerbs"]
 
 MINUTE_MS = 60_000
 NOT_COVERED = (
-    "another render is not covered by what is left of the budget; raise it to go on: q.budget = …,"
-    " or the account's"
+    "another paid call is not covered by what is left of the budget; raise it to go on:"
+    " q.budget = …, or the account's"
 )
 
 
@@ -36,26 +36,63 @@ class PaidVerbs(Primitives):
     ) -> tuple[Step, bool]:
         """Begins a step, or gives the one that is there, and whether an earlier attempt began it.
 
-        A paid step is on record as an intent, with its key, before it is done. One that is
+        A paid step is on record as an intent, with its key, before it is done, and so is the
+        money for it: the first of a generation has what the claim has set aside, any other
+        sets the account's price aside. Where no budget covers that it is not begun: Snooze is
+        raised, at every try to begin it, and the job waits until one does. A step that is
         there already as an intent was begun by an attempt that never told its end. Raises
         StaleFence for whoever no longer holds the job.
         """
+        begun = None
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(number)
-            after, event = lifecycle.apply(job, "begin", now_ms, fence, name=name)
+            lifecycle.apply(job, "begin", now_ms, fence)  # is it still ours?
             for step in self.steps(number):
                 if (step.generation, step.name) == (job.generation, name):
                     return step, step.fence != fence
-            key = step_key(job, name)
-            request_json = None if request_json is None else redact_json(request_json)
-            fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
-            step = Step(*fields, request_json, None, now_ms)
-            if is_paid:
-                self._write([(job, after)])
-                self._write_step(step)
-                self._record([event])
-        return step, False
+            cost = self._set_aside(job, now_ms) if is_paid else 0
+            if cost is None:
+                self._hold(job, name, now_ms)
+            else:
+                key = step_key(job, name)
+                request_json = None if request_json is None else redact_json(request_json)
+                fields = (number, name, job.generation, "intent", is_paid, key, fence, job.account)
+                begun = Step(*fields, request_json, None, now_ms, cost_microusd=cost)
+                if is_paid:
+                    reserve = cost + (job.reserved_microusd if job.is_paid else 0)
+                    change = {"name": name, "reserve": reserve}
+                    after, event = lifecycle.apply(job, "begin", now_ms, fence, **change)
+                    self._write([(job, after)])
+                    self._write_step(begun)
+                    self._record([event])
+        if begun is None:
+            raise Snooze(0, NOT_COVERED)
+        return begun, False
+
+    def _set_aside(self, job: Job, now_ms: int) -> int | None:
+        """What a paid call that is begun now may cost; None where no budget covers it."""
+        if job.reserved_microusd and not job.is_paid:
+            return job.reserved_microusd  # by the claim, or by `renew`; nobody has begun with it
+        account = next((a for a in self.accounts() if a.name == job.account), None)
+        price = 0 if account is None else int(account.limits.get("price", 0))
+        if account is not None and price:
+            pots = self._pots({}, now_ms)
+            costs = policy.pots_of(account, pots.keys())
+            if any(pot.startswith("budget") and pots[pot] < cost for pot, cost in costs):
+                return None
+            self._reserve_more(job.number, job.fence, price)
+        return price
+
+    def _hold(self, job: Job, name: str, now_ms: int) -> None:
+        """Notes, once a try, that a paid call was not begun: the job is to wait for money."""
+        if job.is_paid and not job.is_short:
+            self._write([(job, job._replace(is_short=True))])
+        data = {"message": f"{name!r} was not called: {NOT_COVERED}", "level": "warning"}
+        _, event = lifecycle.apply(job, "log", now_ms, job.fence, **data)
+        told = self.events(job=job.number, limit=1, newest=True)
+        if event is not None and not (told and told[0].data_json == event.data_json):
+            self._record([event])
 
     def end_step(
         self, step: Step, fence: int, value_json: str, handle_json: str | None = None
@@ -64,8 +101,8 @@ class PaidVerbs(Primitives):
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(step.job)
-            change = {"name": step.name, **_opened(value_json, handle_json)}
-            after, event = lifecycle.apply(job, "step", now_ms, fence, **change)
+            opened, step = _opened(job, step, value_json, handle_json)
+            after, event = lifecycle.apply(job, "step", now_ms, fence, name=step.name, **opened)
             self._write([(job, after)])
             self._record([event, *self._keep_value(step, value_json, now_ms)])
 
@@ -84,18 +121,15 @@ class PaidVerbs(Primitives):
     def renew(self, number: int, fence: int) -> str | None:
         """Opens a new generation of the job's steps: what it paid for is of no use.
 
-        The render is counted as spent, and another one is set aside; where no budget allows
-        that, says why not, and nothing is set aside. Without a paid step that is done there
-        is nothing to renew, so that to repeat it is harmless. Raises StaleFence, and InDoubt
-        while a paid step of this generation has no answer.
+        What it paid for is counted as spent, and another call is set aside; where no budget
+        allows that, says why not, and nothing is set aside. Without a paid step that is done
+        there is nothing to renew, so that to repeat it is harmless. Raises StaleFence, and
+        InDoubt while a paid step of this generation has no answer.
         """
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(number)
             lifecycle.apply(job, "renew", now_ms, fence)  # is it still ours?
-            price = next(
-                (a.limits.get("price", 0) for a in self.accounts() if a.name == job.account), 0
-            )
             paid = self._paid_steps(job)
             for step in paid:
                 if step.state == "intent":
@@ -105,25 +139,20 @@ class PaidVerbs(Primitives):
                         step=step.name,
                     )
             if paid:
-                job = self._renewed(job, price, now_ms)
-        return NOT_COVERED if price and not job.reserved_microusd else None
-
-    def _renewed(self, job: Job, price: int, now_ms: int) -> Job:
-        mine = next(a for a in self.attempts(job.number) if a.fence == job.fence)
-        # Nothing is aside where an earlier try was counted as having paid for this one.
-        spent = job.reserved_microusd
-        wanted = spent or price
-        account = next(a for a in self.accounts() if a.name == job.account)
-        pots = self._pots({}, now_ms)
-        budgets = [pot for pot, _ in policy.pots_of(account, pots) if pot.startswith("budget")]
-        is_covered = all(pots[pot] >= wanted for pot in budgets)
-        reserve = wanted if is_covered else 0
-        after, event = lifecycle.apply(job, "renew", now_ms, job.fence, reserve=reserve)
-        self._write([(job, after)])
-        self._record([event])
-        self._renew_attempt(mine, after.generation, spent)
-        self._count_spent(mine.account, spent, now_ms)
-        return after
+                # Nothing is aside where an earlier try was counted as having paid for this one.
+                spent = job.reserved_microusd
+                mine = next(a for a in self.attempts(number) if a.fence == fence)
+                self._count_steps(job, fence, spent)
+                renewed, event = lifecycle.apply(job, "renew", now_ms, fence, reserve=0)
+                self._write([(job, renewed)])
+                self._record([event])
+                self._renew_attempt(mine, renewed.generation, spent)
+                self._count_spent(mine.account, spent, now_ms)
+                job = renewed
+            cost = self._set_aside(job, now_ms)
+            if cost and not job.reserved_microusd:
+                self._write([(job, job._replace(reserved_microusd=cost))])
+        return NOT_COVERED if cost is None else None
 
     def repair_step(self, step: Step, value_json: str, handle_json: str | None) -> None:
         """Keeps what a receipt says a step gave, for an attempt that did not live to say it.
@@ -133,7 +162,8 @@ class PaidVerbs(Primitives):
         with self.transaction():
             now_ms = self.clock.now_ms()
             job = self.job(step.job)
-            if opened := _opened(value_json, handle_json):
+            opened, step = _opened(job, step, value_json, handle_json)
+            if opened:
                 reserve = opened.pop("reserve", job.reserved_microusd)
                 after = job._replace(reserved_microusd=reserve, updated_ms=now_ms, **opened)
                 self._write([(job, after)])
@@ -142,23 +172,60 @@ class PaidVerbs(Primitives):
             self._record([done, *self._keep_value(step, value_json, now_ms)])
 
     def drop_step(self, step: Step, fence: int) -> None:
-        """Takes an intent back: it certainly was not done."""
+        """Takes an intent back: it certainly was not done.
+
+        What was set aside for it is left to the try, or goes back where other steps have theirs.
+        """
         with self.transaction():
             job = self.job(step.job)
             lifecycle.apply(job, "begin", self.clock.now_ms(), fence)  # is it still ours?
             self._delete_step(step)
-            self._write([(job, job._replace(is_paid=bool(self._paid_steps(job))))])
+            is_paid = bool(self._paid_steps(job))
+            reserve = job.reserved_microusd - (step.cost_microusd if is_paid else 0)
+            self._write([(job, job._replace(is_paid=is_paid, reserved_microusd=max(0, reserve)))])
 
     def _paid_steps(self, job: Job) -> list[Step]:
         """The paid steps of the job's generation, begun or done."""
         return [s for s in self.steps(job.number) if s.is_paid and s.generation == job.generation]
 
+    def _settled(self, bill: Bill | None, job: Job, after: Job) -> Bill | None:
+        """What is written down of a bill for the attempt that ends, see `policy.settled`."""
+        counted, is_by_steps = 0, False
+        told = None if bill is None else bill.cost_microusd
+        if told is not None and job.is_paid and not job.reserved_microusd:
+            counted = self._counted(job)
+            if counted > told and job.is_open and not after.is_open:  # by its provider's own word
+                for step in self._paid_steps(job):
+                    self._correct(step, told, self.clock.now_ms())
+        elif job.generation and job.reserved_microusd and not job.is_paid:
+            is_by_steps = any(
+                step.is_paid and (step.fence == job.fence or after.status != "completed")
+                for step in self.steps(job.number)
+            )
+        bill = policy.settled(bill, job, after, counted=counted, is_by_steps=is_by_steps)
+        # One that goes on from here is not to be counted again.
+        if bill is not None and job.is_paid and after.status in ("failed", "cancelled"):
+            self._count_steps(job, job.fence, bill.cost_microusd or 0)
+        return bill
+
     def _counted(self, job: Job) -> int:
-        """What earlier tries have been counted for, of a call that is paid and settled."""
-        if not job.is_paid or job.reserved_microusd:
-            return 0
-        tries = [a for a in self.attempts(job.number) if a.generation == job.generation]
-        return sum(a.cost_microusd or 0 for a in tries)
+        """What earlier tries have been counted for, of calls that are paid and settled."""
+        tries = {a.fence: a for a in self.attempts(job.number) if a.generation == job.generation}
+        renewed = [s for s in self.steps(job.number) if s.generation < job.generation]
+        of_others = sum(s.cost_microusd for s in renewed if s.counted_by in tries)
+        return sum(a.cost_microusd or 0 for a in tries.values()) - of_others
+
+    def _count_steps(self, job: Job, fence: int, cost_microusd: int) -> None:
+        """Notes that paid steps of the job's generation are counted in the attempt of `fence`.
+
+        `cost_microusd` is what they have cost together; the last one has what the others leave.
+        """
+        left = cost_microusd
+        steps = [s for s in self._paid_steps(job) if s.counted_by is None]
+        for step in steps:
+            cost = left if step is steps[-1] else min(left, step.cost_microusd)
+            left -= cost
+            self._write_step(step._replace(cost_microusd=cost, counted_by=fence))
 
     def resolve(
         self,
@@ -201,15 +268,23 @@ class PaidVerbs(Primitives):
                     told_of = _meant(job, doubtful, step)
             if left := [s.name for s in doubtful if s not in told_of]:
                 change |= {"to": "in_doubt", "doubt": f"nobody knows of {_names(left)} yet"}
-            change |= _opened(value_json, handle_json)
             others = [s for s in paid if s.state == "done"]
+            was_not_sent = to == "queued" and not is_fresh and value_json is None
+            change |= self._word_on_money(
+                job,
+                told_of or others[-1:],
+                value_json=value_json,
+                handle_json=handle_json,
+                cost_microusd=0 if was_not_sent and doubtful else cost_microusd,
+            )
             # Without a value it was not sent: what an earlier call has cost stays set aside.
             change["is_paid"] = value_json is not None or (bool(others) and not is_fresh)
             if error_json is not None:
                 change["error_json"] = error_json
             after, event = lifecycle.apply(job, "resolve", now_ms, **change)
             told: list[Event] = []
-            for mine in told_of:
+            by_name = {mine.name: mine for mine in self._paid_steps(job)}  # as they are by now
+            for mine in (by_name[mine.name] for mine in told_of):
                 if value_json is not None:
                     told += self._keep_value(mine, value_json, now_ms)
                 elif not is_fresh and to == "queued":
@@ -219,13 +294,45 @@ class PaidVerbs(Primitives):
             if left:
                 return after
             if not after.is_open and not (after.is_paid and after.status == "queued"):
-                is_known = value_json is not None or bool(others)
-                was_not_sent = to == "queued" and not is_fresh and not is_known
-                spent = Bill("unknown", job.reserved_microusd)
-                if cost_microusd is not None:
-                    spent = Bill("billed" if cost_microusd else "not billed", cost_microusd)
-                self._settle_doubt(job, now_ms, Bill("not billed", 0) if was_not_sent else spent)
+                spent, is_told = change["reserve"], cost_microusd is not None
+                if was_not_sent and not others:
+                    spent, is_told = 0, True
+                word: Any = ("billed" if spent else "not billed") if is_told else "unknown"
+                self._settle_doubt(job, now_ms, Bill(word, spent))
         return after
+
+    def _word_on_money(
+        self,
+        job: Job,
+        steps: Sequence[Step],
+        *,
+        value_json: str | None,
+        handle_json: str | None,
+        cost_microusd: int | None,
+    ) -> dict[str, Any]:
+        """What a word about these steps means for the job's money: what is set aside from then on.
+
+        What they were counted for, when their job was given up or cancelled, is put right.
+        """
+        now_ms, reserve = self.clock.now_ms(), job.reserved_microusd
+        opened: dict[str, Any] = {}
+        for i, step in enumerate(steps):
+            told = cost_microusd
+            if i == 0 and handle_json is not None:
+                opened, after = _opened(job, step, value_json, handle_json)
+                told = after.cost_microusd if "reserve" in opened else None
+            elif told is not None and i:
+                told = 0  # it was told of all of them together
+            if told is None:
+                continue
+            if step.counted_by is None:
+                reserve += told - step.cost_microusd
+                self._write_step(step._replace(cost_microusd=told))
+            else:
+                self._correct(step, told, now_ms)
+        if handle_json is not None:
+            opened["handle_json"] = handle_json
+        return opened | {"reserve": max(0, reserve)}
 
     def _refuse_taken(self, job: Job, value_json: str) -> None:
         """Raises UsageError where another job of this provider has what the value names."""
@@ -258,6 +365,22 @@ class PaidVerbs(Primitives):
         for i, a in enumerate(doubtful):
             cost = bill.cost_microusd if i == len(doubtful) - 1 else 0
             self._end([a._replace(money=bill.money, cost_microusd=cost)], now_ms)
+        if doubtful and job.is_paid:
+            self._count_steps(job, doubtful[-1].fence, bill.cost_microusd or 0)
+
+    def _correct(self, step: Step, cost_microusd: int, now_ms: int) -> None:
+        """Puts right what a paid step was counted for, where somebody knows better now."""
+        tries = self.attempts(step.job)
+        counted = next((a for a in tries if a.fence == step.counted_by), None)
+        change = cost_microusd - step.cost_microusd
+        if counted is None or not change:
+            return
+        self._write_step(step._replace(cost_microusd=cost_microusd))
+        total = (counted.cost_microusd or 0) + change
+        self._correct_attempt(counted, total, "billed" if total else "not billed")
+        # What was counted on another day must not open the budget of this one.
+        day = day_of(now_ms if change > 0 else counted.finished_ms or now_ms)
+        self._count({("money", counted.account, kind): change for kind in ("spent", day)})
 
     def attach_anew(
         self,
@@ -440,15 +563,19 @@ class PaidVerbs(Primitives):
         return pots
 
     def money(self, now_ms: int) -> dict[str, tuple[int, int, int]]:
-        """{account: (spent ever, reserved now, spent today)}, in micro-dollars."""
+        """{account: (spent ever, reserved now, spent today)}, in micro-dollars.
+
+        Also of accounts that are gone: what they have spent stays spent.
+        """
         kept, today = self._kept_counts(), day_of(now_ms)
+        gone = {name for kind, name, _ in kept if kind == "money"}
         return {
-            a.name: (
-                kept.get(("money", a.name, "spent"), 0),
-                kept.get(("money", a.name, "reserved"), 0),
-                kept.get(("money", a.name, today), 0),
+            name: (
+                kept.get(("money", name, "spent"), 0),
+                kept.get(("money", name, "reserved"), 0),
+                kept.get(("money", name, today), 0),
             )
-            for a in self.accounts()
+            for name in sorted(gone | {a.name for a in self.accounts()})
         }
 
     def _note_scopes(
@@ -492,15 +619,19 @@ class PaidVerbs(Primitives):
         models: Mapping[str | None, tuple[str, ...]] | None,
         pots: Mapping[str, int],
         limit: int,
+        *,
+        is_paid: bool = False,
     ) -> None:
         """Adds the first jobs of each model that has a slot left to what was read of a lane.
 
-        Read along the index: thousands of a model that is full are never looked at.
+        Read along the index: thousands of a model that is full are never looked at. With
+        `is_paid` only those that go on with a paid call.
         """
+        read = self._waiting_paid if is_paid else self._waiting
         known = {c.number: c for c in waiting.get(lane, ())}
         for model, shares in (models or {}).items():
             if limit > 0 and all(pots[pot] > 0 for pot in shares):
-                known |= {c.number: c for c in self._waiting(lane, limit, model)}
+                known |= {c.number: c for c in read(lane, limit, model)}
         waiting[lane] = sorted(known.values())
 
     def _use_minutes(
@@ -575,15 +706,22 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def _opened(value_json: str | None, handle_json: str | None) -> dict[str, Any]:
+def _opened(
+    job: Job, step: Step, value_json: str | None, handle_json: str | None
+) -> tuple[dict[str, Any], Step]:
     """What a step that opened a render means for its job: its handle, and what is set aside.
 
-    What the provider says that it will cost is better than our own estimate.
+    What the provider says that it will cost is better than our own estimate; the step that is
+    returned has it too. One that is counted already sets nothing aside: its end says the rest.
     """
     if handle_json is None:
-        return {}
+        return {}, step
     told = policy.amount((codec.loads(value_json) or {}).get("cost_microusd"))
-    return {"handle_json": handle_json} | ({} if told is None else {"reserve": told})
+    if told is None or step.counted_by is not None:
+        return {"handle_json": handle_json}, step
+    reserve = job.reserved_microusd - step.cost_microusd + told
+    change = {"handle_json": handle_json, "reserve": max(0, reserve)}
+    return change, step._replace(cost_microusd=told)
 
 
 def next_minutes(accounts: Sequence[Account]) -> list[int]:

@@ -63,6 +63,7 @@ KNOWN_MIGRATIONS = (
     "m004_shared_rows",
     "m005_paid_calls",
     "m006_names_of_our_steps",
+    "m007_money_of_steps",
 )
 
 
@@ -110,7 +111,13 @@ _WAITING_OF_MODEL = (
 _WAITING_PAID = (  # named: without statistics the planner takes the index of all that wait
     "SELECT 1 - is_open AS not_open, -priority AS minus_priority, number FROM jobs"
     " INDEXED BY jobs_paid WHERE status = 'queued' AND not_before_ms IS NULL AND is_paid = 1"
-    " AND is_open = 0 AND lane = ? ORDER BY priority DESC, number LIMIT ?"
+    " AND is_short = 0 AND is_open = 0 AND lane = ? ORDER BY priority DESC, number LIMIT ?"
+)
+_PAID_OF_MODEL = (  # few have paid and wait: their models need no index
+    "SELECT 1 - is_open AS not_open, -priority AS minus_priority, number FROM jobs"
+    " INDEXED BY jobs_paid WHERE status = 'queued' AND not_before_ms IS NULL AND is_paid = 1"
+    " AND is_short = 0 AND is_open = 0 AND lane = ? AND model = ?"
+    " ORDER BY priority DESC, number LIMIT ?"
 )
 _MODELS = (  # hops from model to model along the index
     "WITH RECURSIVE models (model) AS ("
@@ -765,9 +772,13 @@ class SqliteStore(Store):
             rows = self._rows(columns, _WAITING_OF_MODEL, (lane, model, limit))
         return sorted(Candidate._make((*row, model)) for row in rows)
 
-    def _waiting_paid(self, lane: str, limit: int) -> list[Candidate]:
-        rows = self._rows(Candidate._fields[:3], _WAITING_PAID, (lane, limit))
-        return sorted(Candidate._make((*row, None)) for row in rows)
+    def _waiting_paid(self, lane: str, limit: int, model: str | None = None) -> list[Candidate]:
+        columns = Candidate._fields[:3]
+        if model is None:
+            rows = self._rows(columns, _WAITING_PAID, (lane, limit))
+        else:
+            rows = self._rows(columns, _PAID_OF_MODEL, (lane, model, limit))
+        return sorted(Candidate._make((*row, model)) for row in rows)
 
     def _waiting_models(self, lane: str) -> list[str]:
         return [row[0] for row in self._conn.execute(_MODELS, (lane,)).fetchall()]
@@ -833,6 +844,19 @@ class SqliteStore(Store):
             " + ?2, 0), money = CASE WHEN ?2 = 0 THEN money ELSE 'billed' END"
             " WHERE job = ?3 AND fence = ?4",
             (generation, spent_microusd, attempt.job, attempt.fence),
+        )
+
+    def _reserve_more(self, job: int, fence: int, microusd: int) -> None:
+        self._conn.execute(
+            "UPDATE attempts SET reserved_microusd = reserved_microusd + ? WHERE job = ?"
+            " AND fence = ?",
+            (microusd, job, fence),
+        )
+
+    def _correct_attempt(self, attempt: Attempt, cost_microusd: int, money: str) -> None:
+        self._conn.execute(
+            "UPDATE attempts SET cost_microusd = ?, money = ? WHERE job = ? AND fence = ?",
+            (cost_microusd, money, attempt.job, attempt.fence),
         )
 
     def _has_ended(self, job: int, fence: int) -> bool:
@@ -930,7 +954,8 @@ class SqliteStore(Store):
         where, params = ("", ()) if job is None else (" WHERE job = ?", (job,))
         found = self._conn.execute(
             "SELECT job, name, generation, state, is_paid, key, fence, account, request, value,"
-            f" begun_ms, ended_ms FROM steps{where} ORDER BY job, generation, begun_ms, name",
+            f" begun_ms, ended_ms, cost_microusd, counted_by FROM steps{where}"
+            " ORDER BY job, generation, begun_ms, name",
             params,
         )
         return [Step(*row) for row in found.fetchall()]
@@ -1025,7 +1050,11 @@ class SqliteStore(Store):
         )
 
     def _has_worked(self, account: str) -> bool:
-        sql = "SELECT EXISTS (SELECT 1 FROM attempts WHERE account = ?)"
+        # What was spent stays counted when the attempts it was spent on are pruned.
+        sql = (
+            "SELECT EXISTS (SELECT 1 FROM attempts WHERE account = ?1) OR EXISTS"
+            " (SELECT 1 FROM counts WHERE kind = 'money' AND name = ?1 AND n <> 0)"
+        )
         return bool(self._conn.execute(sql, (account,)).fetchone()[0])
 
     def _delete_account(self, account: str) -> None:
@@ -1049,7 +1078,7 @@ class SqliteStore(Store):
         return {row[0] for row in self._conn.execute(sql).fetchall()}
 
     def has_work_for(self, lanes: Sequence[str], *, is_paid: bool = False) -> bool:
-        only = " AND is_paid = 1 AND is_open = 0" if is_paid else ""
+        only = " AND is_paid = 1 AND is_short = 0 AND is_open = 0" if is_paid else ""
         sql = (
             "SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND not_before_ms IS NULL"
             f" AND lane IN (SELECT value FROM json_each(?1)){only})"
