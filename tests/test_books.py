@@ -6,6 +6,8 @@ And none is begun that the budget does not cover.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -485,6 +487,24 @@ def test_a_function_that_was_seen_to_mark_its_paid_calls_is_believed_to(
         assert costs == ([1.0, 0.0] if is_wrapped else [1.0, 1.0])
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_process_that_dies_before_a_paid_call_has_spent_nothing_if_it_marks_them(
+    tmp_path: Path, is_marked: bool
+) -> None:
+    """By what the dead one knew of its function, and not by the one that is there now."""
+    handler = "job.once('submit', int, paid=True)" if is_marked else "int()"
+    (tmp_path / "dies.py").write_text(
+        "import os, sys\nfrom vqkit import Queue\n"
+        f"def render(job):\n    os.kill(os.getpid(), 9)\n    {handler}\n"
+        "Queue(sys.argv[1]).run(render)\n"
+    )
+    with open_books(tmp_path, budget=2) as q:
+        subprocess.run([sys.executable, str(tmp_path / "dies.py"), str(q.path)], check=False)
+        render = Handler()
+        q.run(render_of(render), retry=QUICK).check()
+        assert books(q)[1:] == ((1.0, 0.0) if is_marked else (2.0, 0.0))
+
+
 def test_an_error_between_fresh_and_the_next_call_counts_the_first_one_alone(
     tmp_path: Path,
 ) -> None:
@@ -684,7 +704,7 @@ def test_every_paid_call_is_counted_once_and_covered_whatever_happens(
         async def render(job: Any) -> str:
             return await world.render(job)
 
-        q.accounts.add("a", provider="render", price=1, capacity=2)
+        q.accounts.add("a", provider="render", price=1)  # one after the other, as drawn
         q.put_many([{"n": 1}, {"n": 2}])
         q.budget = world.budget = budget
         for _ in range(4):

@@ -173,6 +173,7 @@ class Pump:
         self._draw = draw
         self._notes_s = notes_s
         self._paid_in_steps: dict[str, Any] = {}  # handlers seen to mark a paid call, by name
+        self._saved_by_steps: set[str] = set()
         self._threads = ThreadExecutor()
         self._executors: dict[str, Executor] = {
             "async": AsyncExecutor(),
@@ -469,13 +470,15 @@ class Pump:
 
     def _health_row(self) -> Runner | None:
         """The runner's row, if there is something new to say in it."""
-        if self._row is None or self.health == self._saved_health:
+        by_steps = {name for name, p in self._providers.items() if self._is_by_steps(p)}
+        is_known = self.health == self._saved_health and by_steps == self._saved_by_steps
+        if self._row is None or is_known:
             return None
-        self._saved_health = self.health
+        self._saved_health, self._saved_by_steps = self.health, by_steps
+        # Whoever takes over from this process, should it die, is told how its handlers spent.
+        health = {"why": dict(self.health.why), "by_steps": sorted(by_steps)}
         self._row = self._row._replace(
-            state=self.health.state,
-            error=self.health.trouble,
-            health_json=codec.dumps({"why": dict(self.health.why)}),
+            state=self.health.state, error=self.health.trouble, health_json=codec.dumps(health)
         )
         return self._row
 

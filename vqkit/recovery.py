@@ -19,7 +19,7 @@ from .outputs import OutputFolder
 from .policy import Decision
 from .receipts import Receipts
 from .steps import handle_of
-from .store.base import JobFilter, Store
+from .store.base import JobFilter, Runner, Store
 
 __all__ = ["Recovered", "recover"]
 
@@ -68,7 +68,8 @@ def recover(
     """Takes over the jobs of every runner that is dead. `me` is left alone, the living are too.
 
     `runners` is the folder of their lock files. Providers named in `by_steps` spend in paid
-    steps only: where none was begun, nothing was spent.
+    steps only, and so do those of which the dead one has said so: where none was begun, nothing
+    was spent.
     """
     rows = {runner.id: runner for runner in store.runners()}
     found: Counter[str] = Counter()
@@ -78,7 +79,8 @@ def recover(
         with dead_owner(runners, owner, rows.get(owner)) as is_dead:
             if is_dead:
                 owners += 1
-                found += _take_over(store, owner, outputs, max_deaths, by_steps)
+                known = by_steps | _by_steps(rows.get(owner))
+                found += _take_over(store, owner, outputs, max_deaths, known)
     return Recovered(
         found["completed"],
         found["queued"],
@@ -113,6 +115,12 @@ def _take_over(
         outputs.forget(job.id, job.fence)
         outputs.discard_parts(job.id, job.fence)
     return ends
+
+
+def _by_steps(runner: Runner | None) -> set[str]:
+    """The providers that spent in paid steps only, as the runner saw them; see `Pump`."""
+    health = {} if runner is None else codec.loads(runner.health_json)
+    return set(health.get("by_steps", ()))
 
 
 def _has_paid(store: Store, job: Job) -> bool:
