@@ -68,7 +68,7 @@ def receipt_after_the_commit() -> None:
 
 def blind_resend() -> None:
     steps._was_begun = lambda step, is_old: False
-    recovery.doubtful_step = lambda store, job, receipts: None
+    recovery.doubtful_steps = lambda store, job, receipts: []
 
 
 def fence_not_checked() -> None:
