@@ -296,6 +296,28 @@ def test_a_handler_named_like_an_account_of_another_provider_leaves_it_alone(q: 
     )
 
 
+def test_two_processes_that_make_the_same_account_at_once_do_not_trip_over_each_other(
+    q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = type(q.accounts)
+    plain = accounts.__iter__
+
+    def seen_too_early(mine: Any) -> Any:
+        seen = list(plain(mine))
+        if not seen:
+            mine.add("render", provider="render", capacity=4)  # the other process
+        return iter(seen)
+
+    monkeypatch.setattr(accounts, "__iter__", seen_too_early)
+
+    def render(job: Any) -> str:
+        return "done"
+
+    q.put({"n": 1})
+    q.run(render).check()
+    assert len(q.accounts) == 1
+
+
 def test_concurrency_and_accounts_of_the_users_own_do_not_mix(q: Queue) -> None:
     q.accounts.add("a", provider="echo", capacity=2)
     with pytest.raises(UsageError, match=r"accounts of echo \(a\) have capacities of their own"):

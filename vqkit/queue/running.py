@@ -150,9 +150,10 @@ class Running(Putting):
         return summary
 
     def _ensure_account(self, name: str, concurrency: int | None) -> None:
-        mine = [account for account in self.accounts if account.provider == name]
+        accounts = list(self.accounts)  # read once: another process may add ours meanwhile
+        mine = [account for account in accounts if account.provider == name]
         if not mine:
-            if taken := [account for account in self.accounts if account.name == name]:
+            if taken := [account for account in accounts if account.name == name]:
                 raise UsageError(
                     f"there is an account {name!r}, of the provider {taken[0].provider!r}; give the"
                     f" handler another name, or an account of its own: accounts.add('…',"
@@ -160,7 +161,7 @@ class Running(Putting):
                 )
             capacity = DEFAULT_CONCURRENCY if concurrency is None else concurrency
             if self.budget is not None or self.budget_per_day is not None:
-                others = sorted({a.provider for a in self.accounts})
+                others = sorted({a.provider for a in accounts})
                 raise UsageError(
                     f"this queue has a budget, and no account has the provider {name!r}: one made"
                     " now would have no price, and its jobs would pass the budget by. Add it"
