@@ -272,25 +272,94 @@ class StoreContract:
     def test_a_job_of_another_source_is_not_changed_by_a_row_of_its_key(self, store) -> None:
         store.put([a_job(1, key="k", source="other", row=3, batch="b")])
         added = store.put_rows([in_sheet(2, {"prompt": "owl"}, key="k", row=4)], {})
-        assert (added.conflicts, added.new, added.changed) == (1, 0, 0)
+        assert (added.skipped, added.new, added.changed, added.conflicts) == (1, 0, 0, 0)
+        assert added.problems[0].reason == (
+            "its key 'k' is that of job 1 (other), which holds something else; give it another"
+        )
         assert (store.job(1).payload, store.job(1).row) == ({"prompt": "fox 1"}, 3)
 
     def test_what_others_want_too_is_neither_changed_nor_cancelled(self, store) -> None:
         store.put_rows([in_sheet(1, key="k", row=3)], {})
         other = in_sheet(2, {"prompt": "fox 1"}, key="k", row=8)._replace(source="t", batch="c")
         assert store.put_rows([other], {}).existing == 1
-        assert (store.shared({1, 2}), store.rows_shared_by({"t"})) == ({1}, {1: 8})
+        assert store.shares({1, 2}) == {1: {("t", "c"): 8}}
+        assert store.rows_shared_by({"t"}) == {1: 8}
         assert list(store.sheet_jobs("b", "s")) == [array("q", [n]) for n in (3, 1, 3)]
         assert list(store.sheet_jobs("c", "t")) == [array("q", [n]) for n in (8, 1, 3)]
         added = store.put_rows([in_sheet(3, {"prompt": "owl"}, key="new", row=3)], {(3, 0): 1})
         assert (added.new, added.beside, added.changed) == (1, 1, 0)
         assert store.cancel_left([1]) == 0
-        assert list(store.sheet_jobs("c", "t")) == [array("q", [n]) for n in (8, 1, 1)]
+        assert list(store.sheet_jobs("c", "t")) == [array("q", [n]) for n in (8, 1, 0)]
         store.leave_rows([1], "c", "t")
-        assert (store.shared({1}), store.cancel_left([1, 2])) == (set(), 1)
+        assert (store.shares({1}), store.cancel_left([1, 2])) == ({}, 1)
         assert [job.status for job in store.jobs(ALL)] == ["cancelled", "queued"]
         store.prune_these([1])
         assert store.verify_counts() == {}
+
+    @pytest.mark.parametrize("is_edited", [False, True])
+    def test_a_job_belongs_to_the_sheet_that_remains(self, store, is_edited) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        other = in_sheet(2, {"prompt": "fox 1"}, key="k", row=8)._replace(source="t", batch="c")
+        store.put_rows([other], {})
+        if is_edited:
+            store.put_rows([in_sheet(3, {"prompt": "owl"}, key="new", row=3)], {(3, 0): 1})
+        else:
+            store.leave_rows([1], "b", "s")
+        job = store.job(1)
+        assert (job.source, job.batch, job.row, store.shares({1})) == ("t", "c", 8, {})
+        assert store.counts("c") == {"queued": 1}
+        assert {"b", "c"} <= set(store.batches())
+        assert store.verify_counts() == {}
+        (event,) = [e for e in store.events() if e.type == "job.handed_over"]
+        assert (event.job, event.data) == (1, {"source": "t", "row": 8, "was": "s"})
+        new = other._replace(id="later", payload_json='{"n":1}', payload_hash="x")
+        assert store.put_rows([new], {}).changed == 1
+        assert store.job(1).payload == {"n": 1}
+
+    def test_a_sheet_that_is_not_there_any_more_has_no_rows(self, store) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        other = in_sheet(2, {"prompt": "fox 1"}, key="k", row=8)._replace(source="t", batch="c")
+        store.put_rows([other], {}, {"s"})
+        assert store.sheet_jobs("c", "t").states.tolist() == [3]
+        assert store.sheet_jobs("c", "t", {"s"}).states.tolist() == [0]
+        new = other._replace(id="later", payload_json='{"n":1}', payload_hash="x")
+        assert store.put_rows([new], {}, {"s"}).changed == 1
+        job = store.job(1)
+        assert (job.payload, job.source, job.batch, job.row) == ({"n": 1}, "t", "c", 8)
+        assert store.shares({1}) == {}
+        assert store.verify_counts() == {}
+
+    @pytest.mark.parametrize("is_by_hand", [False, True])
+    def test_a_job_cancelled_for_its_row_is_queued_again_by_it(self, store, is_by_hand) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        store.leave_rows([1], "b", "s")
+        assert store.cancel_left([1]) == 1
+        if is_by_hand:
+            added = store.put([a_job(2, {"prompt": "fox 1"}, key="k")])
+        else:
+            added = store.put_rows([in_sheet(2, {"prompt": "fox 1"}, key="k", row=5)], {})
+        assert (added.again, added.new, added.existing) == (1, 0, 0)
+        job = store.job(1)
+        assert (job.status, job.row, job.reason) == ("queued", None if is_by_hand else 5, None)
+        assert store.verify_counts() == {}
+        store.transition(ALL, "cancel", reason="by you")
+        assert store.put_rows([in_sheet(3, {"prompt": "fox 1"}, key="k", row=5)], {}).again == 0
+
+    def test_a_hand_does_not_change_what_a_sheet_has(self, store) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        added = store.put([a_job(2, {"prompt": "owl"}, key="k")])
+        assert (added.skipped, added.changed, added.conflicts) == (1, 0, 0)
+        assert store.job(1).payload == {"prompt": "fox 1"}
+
+    def test_a_key_edited_twice_beside_what_others_have_is_one_job_more(self, store) -> None:
+        store.put_rows([in_sheet(1, key="k", row=3)], {})
+        mine = in_sheet(2, {"prompt": "fox 1"}, key="k", row=8)._replace(source="t", batch="c")
+        store.put_rows([mine], {})
+        for n in (1, 2, 2, 1):
+            new = mine._replace(id=f"n{n}", payload_json=f'{{"n":{n}}}', payload_hash=f"hash {n}")
+            store.put_rows([new], {})
+        assert [job.payload for job in store.jobs(ALL)] == [{"prompt": "fox 1"}, {"n": 1}]
+        assert store.sheet_jobs("c", "t").numbers.tolist() == [2]
 
     def test_a_pruned_job_is_wanted_by_nobody(self, store) -> None:
         store.put([a_job(1, key="k")])

@@ -407,7 +407,7 @@ def test_a_job_of_two_sheets_is_cancelled_when_neither_has_it(q: Queue, sheet: S
     q.load(sheet([["fox", 1], ["cat", 1]], name="b.csv"))
     plan = q.plan(sheet([["owl", 1]], name="a.csv"))
     assert (plan.same, plan.gone, plan.gone_waiting, plan.gone_elsewhere) == (1, 0, 0, 1)
-    assert "1 no longer here, but put from another sheet or by hand too" in str(plan)
+    assert "1 no longer here, but in b.csv too; kept for that" in str(plan)
     plan.put(cancel_gone=True)
     assert prompts(q, status="queued") == ["fox", "owl", "cat"]
     plan = q.plan(sheet([["cat", 1]], name="b.csv"))
@@ -456,6 +456,145 @@ def test_a_job_put_by_hand_too_is_not_cancelled_with_its_row(q: Queue, sheet: Sh
     q.put({"prompt": "fox", "n": "1"})
     q.plan(sheet([["owl", 1]])).put(cancel_gone=True)
     assert prompts(q, status="queued") == ["bee", "fox", "owl"]
+
+
+KEYED = ("key", "prompt")
+
+
+def test_a_row_that_one_sheet_let_go_is_edited_in_the_other(q: Queue, sheet: Sheet) -> None:
+    q.load(sheet([["k1", "fox"], ["k2", "owl"]], name="a.csv", header=KEYED))
+    q.load(sheet([["k1", "fox"], ["k3", "cat"]], name="b.csv", header=KEYED))
+    q.plan(sheet([["k2", "owl"]], name="a.csv", header=KEYED)).put(cancel_gone=True)
+    assert next((job.source, job.batch, job.row) for job in q.jobs()) == ("b.csv", "b.csv", 2)
+    plan = q.plan(sheet([["k1", "red fox"], ["k3", "cat"]], name="b.csv", header=KEYED))
+    assert (plan.changed, plan.in_place, plan.gone, plan.skipped) == (1, 1, 0, {})
+    assert str(plan.put(cancel_gone=True)) == "0 new, 1 already there, 1 changed"
+    finish(q)
+    assert prompts(q, status="completed") == ["red fox", "owl", "cat"]
+
+
+@pytest.mark.parametrize("edited", ["a.csv", "b.csv"])
+def test_a_keyed_row_of_two_sheets_that_one_edits_is_a_job_beside(
+    q: Queue, sheet: Sheet, edited: str
+) -> None:
+    for name in ("a.csv", "b.csv"):
+        q.load(sheet([["k1", "fox"]], name=name, header=KEYED))
+    for text in ("red fox", "blue fox"):  # the second edit changes what the first put
+        plan = q.plan(sheet([["k1", text]], name=edited, header=KEYED))
+        assert (plan.changed, plan.gone, plan.skipped.total()) == (1, 0, 0)
+        plan.put(cancel_gone=True)
+    assert prompts(q, status="queued") == ["fox", "blue fox"]
+    assert {job.source for job in q.jobs()} == {"a.csv", "b.csv"}
+
+
+def test_a_plan_names_the_other_sheet_that_has_an_edited_row(q: Queue, sheet: Sheet) -> None:
+    for name in ("a.csv", "b.csv"):
+        q.load(sheet([["fox", 1], ["owl", 2]], name=name))
+    plan = q.plan(sheet([["red fox", 1], ["owl", 2]], name="b.csv"))
+    assert (plan.beside, plan.beside_shared) == (1, 1)
+    assert "1 in a.csv too: a new job each, and the earlier one stays theirs" in str(plan)
+    assert "begun or done" not in str(plan)
+
+
+def test_a_row_that_is_refused_is_not_gone(q: Queue, sheet: Sheet) -> None:
+    q.load(sheet([["k1", "fox"]], name="a.csv", header=KEYED))
+    q.load(sheet([["k2", "owl"], ["k3", "cat"]], name="b.csv", header=KEYED))
+    plan = q.plan(sheet([["k1", "owl"], ["k3", "cat"]], name="b.csv", header=KEYED))
+    assert (plan.skipped, plan.same, plan.gone) == ({"duplicate key": 1}, 1, 0)
+    added = plan.put(cancel_gone=True)
+    assert (added.skipped, added.conflicts, added.gone) == (1, 0, 0)
+    assert "is that of job 1 (a.csv), which holds something else" in str(added)
+    assert q.stats()["queued"] == 3
+
+
+@pytest.mark.parametrize("is_loaded_between", [False, True])
+@pytest.mark.parametrize("header", [("prompt", "n"), ("prompt", "key")])
+def test_a_renamed_sheet_is_the_same_sheet(
+    q: Queue, sheet: Sheet, header: tuple[str, str], is_loaded_between: bool
+) -> None:
+    path = sheet(rows_of(3), name="a.csv", header=header)
+    q.load(path)
+    path = path.rename(path.with_name("c.csv"))
+    if is_loaded_between:
+        added = q.load(path)
+        assert "c.csv is a.csv under another name" in str(added)
+    rows = rows_of(3)
+    rows[1][0] = "edited"
+    plan = q.plan(sheet(rows, name="c.csv", header=header))
+    assert (plan.changed, plan.in_place, plan.same, plan.gone) == (1, 1, 2, 0)
+    assert any("a.csv" in note for note in plan.notes)
+    plan.put()
+    plan.put()
+    finish(q)
+    assert prompts(q) == ["prompt 0", "edited", "prompt 2"]
+    assert q.plan(path).same == 3
+
+
+def test_a_file_that_has_few_rows_of_one_that_is_lost_is_a_file_of_its_own(
+    q: Queue, sheet: Sheet
+) -> None:
+    first = sheet(rows_of(3), name="a.csv")
+    q.load(first)
+    first.unlink()
+    rows = [["prompt 0", 0], *([f"other {n}", n] for n in range(5))]
+    other = sheet(rows, name="b.csv")
+    added = q.load(other)
+    assert (added.new, added.existing, added.notes) == (5, 1, ())
+    assert q.job(1).source == "a.csv"
+    rows[0][0] = "edited"  # the only sheet that has it now
+    plan = q.plan(sheet(rows, name="b.csv"))
+    assert (plan.changed, plan.in_place) == (1, 1)
+    plan.put()
+    assert q.job(1).payload["prompt"] == "edited"
+
+
+def test_nobody_changes_a_sheets_job_by_hand(q: Queue, sheet: Sheet) -> None:
+    for name in ("a.csv", "b.csv"):
+        q.load(sheet([["k1", "fox"]], name=name, header=KEYED))
+    with pytest.raises(UsageError, match=r"its key 'k1' is that of job 1 \(a.csv\), which holds"):
+        q.put({"prompt": "by hand"}, key="k1")
+    assert q.put_many([{"prompt": "by hand", "key": "k1"}]).skipped == 1
+    assert q.put({"prompt": "fox"}, key="k1").number == 1
+    assert prompts(q) == ["fox"]
+    for name in ("a.csv", "b.csv"):
+        assert q.plan(sheet([["k1", "fox"]], name=name, header=KEYED)).same == 1
+
+
+@pytest.mark.parametrize("name", ["a.csv", "b.csv"])
+def test_a_row_that_comes_back_is_put_again(q: Queue, sheet: Sheet, name: str) -> None:
+    q.accounts.add("a", provider="p", capacity=3, price=0.25)
+    q.load(sheet([["fox", 1], ["owl", 1]], name="a.csv"))
+    q.plan(sheet([["owl", 1]], name="a.csv")).put(cancel_gone=True)
+    path = sheet([["cat", 1], ["fox", 1], ["owl", 1]], name=name)
+    plan = q.plan(path)
+    assert (plan.jobs, plan.new, plan.again, plan.same) == (2, 1, 1, 1)
+    assert "1 cancelled when their rows were gone: the rows are back" in str(plan)
+    assert plan.estimate.high == 0.5
+    added = q.load(path)
+    assert str(added).startswith("1 new, 1 put again (cancelled when their rows were gone)")
+    assert q.job(1).row == 3
+    finish(q)
+    assert sorted(prompts(q, status="completed")) == ["cat", "fox", "owl"]
+
+
+def test_a_row_that_you_cancelled_yourself_stays_cancelled(q: Queue, sheet: Sheet) -> None:
+    path = sheet([["fox", 1], ["owl", 1]])
+    q.load(path)
+    q.cancel(1)
+    assert q.load(path).again == 0
+    assert q.job(1).status == "cancelled"
+
+
+def test_a_text_edited_back_runs_again_if_it_was_cancelled_for_that(q: Queue, sheet: Sheet) -> None:
+    path = sheet([["k1", "fox"], ["k2", "owl"]], header=KEYED)
+    q.load(path)
+    q.cancel(1)
+    q.requeue(1)
+    q._write(lambda s: s._conn.execute("UPDATE jobs SET fence = 1"))  # as if it had begun
+    q.plan(sheet([["k1", "red fox"], ["k2", "owl"]], header=KEYED)).put(cancel_gone=True)
+    assert prompts(q, status="cancelled") == ["fox"]
+    assert q.plan(sheet([["k1", "fox"], ["k2", "owl"]], header=KEYED)).put(cancel_gone=True).again
+    assert prompts(q, status="queued") == ["fox", "owl"]
 
 
 ROWS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)

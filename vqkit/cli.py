@@ -250,7 +250,7 @@ def _settle_accounts(q: Queue, provider: str, accounts: int | None, capacity: in
 
 
 def _tell_added(screen: _Screen, plan: Plan, added: Added, q: Queue) -> None:
-    jobs = added.new + added.existing + added.changed + added.conflicts
+    jobs = added.new + added.again + added.existing + added.changed + added.conflicts
     screen.say(f"Read {clean(plan.source)}: {count(jobs, 'job')}, {_added_text(added)}.")
     for note in plan.notes:
         screen.say(f"  {clean(note)}")
@@ -258,7 +258,8 @@ def _tell_added(screen: _Screen, plan: Plan, added: Added, q: Queue) -> None:
         screen.say(f"Expected: {plan.forecast}.")
     if added.beside:
         rows = count(added.beside, "row")
-        screen.say(f"{rows} changed after the work had begun: a new job each, the old one stays.")
+        why = "of another sheet too, or " if plan.beside_shared else ""
+        screen.say(f"{rows} changed, {why}begun before: a new job each, the old one stays.")
     if added.gone:
         on = ", and worked on" if plan.gone_waiting else ""
         screen.say(f"{count(added.gone, 'job')} whose row is gone: kept{on}.", "yellow")
@@ -278,7 +279,8 @@ def _tell_added(screen: _Screen, plan: Plan, added: Added, q: Queue) -> None:
 
 
 def _added_text(added: Added) -> str:
-    counts = {"new": added.new, "there already": added.existing, "changed": added.changed}
+    counts = {"new": added.new, "put again, for their rows are back": added.again}
+    counts |= {"there already": added.existing, "changed": added.changed}
     counts["left as they began"] = added.conflicts
     parts = {what: n for what, n in counts.items() if n}
     if len(parts) == 1:

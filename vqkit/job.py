@@ -267,7 +267,9 @@ class Added:
     `changed` jobs were queued and took the new payload. `conflicts` had already started:
     they keep the payload they ran with. `problems` are rows that were skipped, the first
     thousand of `skipped`. Of the new jobs `beside` stand for a changed row whose earlier job
-    had begun and stays as it is. `gone` jobs are kept, and their rows are no longer there.
+    had begun, or is another sheet's too, and stays as it is. `gone` jobs are kept, and their
+    rows are no longer there. `again` jobs were cancelled because their rows were gone; these
+    are back, and so the jobs are queued again. `notes` are sentences on what else to know.
     """
 
     new: int = 0
@@ -280,6 +282,8 @@ class Added:
     beside: int = 0
     gone: int = 0
     skipped: int = 0
+    again: int = 0
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Added: {self}>"
@@ -287,7 +291,9 @@ class Added:
     def __str__(self) -> str:
         parts = [f"{self.new} new"]
         if self.beside:
-            parts[0] += f" ({self.beside} for changed rows, whose earlier jobs had begun and stay)"
+            parts[0] += f" ({self.beside} for changed rows, whose earlier jobs stay)"
+        if self.again:
+            parts.append(f"{self.again} put again (cancelled when their rows were gone)")
         if self.existing:
             parts.append(f"{self.existing} already there")
         if self.changed:
@@ -300,7 +306,7 @@ class Added:
             some = "; ".join(f"row {p.row}: {p.reason}" for p in self.problems[:3])
             more = "; …" if n > 3 else ""
             parts.append(f"{n} {'row' if n == 1 else 'rows'} skipped ({some}{more})")
-        return ", ".join(parts)
+        return "\n".join([", ".join(parts), *self.notes])
 
     @classmethod
     def of(cls, parts: Sequence[Added]) -> Added:
@@ -316,6 +322,7 @@ class Added:
             beside=sum(part.beside for part in parts),
             gone=sum(part.gone for part in parts),
             skipped=sum(part.skipped for part in parts),
+            again=sum(part.again for part in parts),
         )
 
 

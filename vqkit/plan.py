@@ -13,10 +13,10 @@ import tempfile
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from itertools import count as numbers_from
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,7 +31,16 @@ from .job import Added, Job, JobSpec, RowProblem
 from .notebook.counting import counted
 from .snapshot import duration_text
 from .store.base import SheetJobs
-from .store.rows import differs, is_begun_otherwise, is_stranger, is_untouched, versioned
+from .store.rows import (
+    Holder,
+    differs,
+    holder_of,
+    holders,
+    is_cancelled_for_its_row,
+    is_untouched,
+    judged,
+    taken,
+)
 from .words import clean, count, shorten
 
 if TYPE_CHECKING:
@@ -44,6 +53,7 @@ CHUNK = 500
 PROBLEMS_KEPT = 20  # of each kind
 PROBLEMS_SHOWN = 10
 ROWS_SHOWN = 8
+ROWS_COMPARED = 1000  # of a file that may be a renamed one
 SPOOL_BYTES = 8 << 20
 # The setting {source: [path as seen from the queue, sheet, columns= of the last put]}; what an
 # older version kept has no columns.
@@ -126,7 +136,8 @@ class Column:
 class Plan:
     """What a source would put, in counts, and `put` to do exactly that.
 
-    `new` and `changed` are jobs that `put` adds or changes, `same` are there already, `gone`
+    `new` and `changed` are jobs that `put` adds or changes, `again` those that it queues again,
+    cancelled when their rows were gone. `same` are there already, `gone`
     were put from this source and their rows are no longer in it: they are kept. Not gone, but
     `gone_elsewhere`, are those that were put from another sheet or by hand too. `rows` is
     how many rows run, `skipped` how many do not by kind of reason, `problems` the first of
@@ -139,8 +150,9 @@ class Plan:
         self.batch: str | None = defaults["batch"]
         self.rows = self.new = self.changed = self.same = self.gone = 0
         self.in_place = 0
-        self.beside = 0
-        self.gone_waiting = self.beside_waiting = 0
+        self.beside = self.again = 0
+        self.gone_waiting = self.beside_waiting = self.beside_shared = 0
+        self.others: tuple[str, ...] = ()  # who else has jobs that this sheet lets go
         self.gone_elsewhere = 0
         self.repeated = 0
         self.same_by_status: Counter[str] = Counter()
@@ -161,11 +173,13 @@ class Plan:
         self._replaced: list[int] = []  # jobs of a row's key, begun with another text
         self._fingerprint: str | None = None
         self._spool: Any = None
+        self._renamed: str | None = None
+        self._said: tuple[str, ...] = ()  # of the notes, those that `put` repeats
 
     @property
     def jobs(self) -> int:
-        """How many jobs `put` adds or changes."""
-        return self.new + self.changed
+        """How many jobs `put` adds, changes or queues again."""
+        return self.new + self.changed + self.again
 
     def put(self, *, cancel_gone: bool = False) -> Added:
         """Puts what the plan shows, and says what that did. Again, it adds nothing.
@@ -184,16 +198,19 @@ class Plan:
         if table.path is None and self._spool is None:
             for _ in self._checked():
                 pass  # rows in memory are compared to the last one before the first is put
-        _claim(queue, table, self.source)
+        _claim(queue, table, self.source, renamed=self._renamed)
+        absent = _absent(queue, self.source)
         rows = counted(self._checked(), f"{self.source} put", len(self._digests))
-        added = queue._put_specs(rows, self.batch, has_ids=False, earlier=self._earlier)
+        added = queue._put_specs(
+            rows, self.batch, has_ids=False, earlier=self._earlier, absent=absent
+        )
         gone, batch = self._gone.tolist(), self.batch
         if batch is not None:
             queue._write(lambda store: store.leave_rows(gone, batch, self.source))
         if cancel_gone:
             olds = (*gone, *self._earlier.values(), *self._replaced)
-            queue._write(lambda store: store.cancel_left(olds))
-        return replace(added, gone=self.gone)
+            queue._write(lambda store: store.cancel_left(olds, absent))
+        return replace(added, gone=self.gone, notes=self._said)
 
     def _items(self) -> Iterable[Item]:
         if self._spool is None:
@@ -224,7 +241,7 @@ class Plan:
     def headline(self) -> str:
         """What `put` would do, in a line."""
         if self.jobs:
-            parts = [("new", self.new), ("changed", self.changed)]
+            parts = [("new", self.new), ("changed", self.changed), ("again", self.again)]
             kinds = [f"{n:,} {word}" for word, n in parts if n]
             how = f"all {kinds[0].split()[-1]}" if len(kinds) == 1 else " and ".join(kinds)
             head = f"{count(self.jobs, 'job')} to put, {how}"
@@ -247,9 +264,12 @@ class Plan:
             how = []
             if self.in_place:
                 how.append(f"{self.in_place:,} not begun yet, changed in their place")
-            if self.beside:
+            if n := self.beside - self.beside_shared:
+                how.append(f"{n:,} begun or done: a new job each, and the earlier one stays")
+            if self.beside_shared:
                 how.append(
-                    f"{self.beside:,} begun or done: a new job each, and the earlier one stays"
+                    f"{self.beside_shared:,} {self._elsewhere} too: a new job each, and the earlier"
+                    " one stays theirs"
                 )
             if self.beside_waiting:
                 how.append(
@@ -258,6 +278,14 @@ class Plan:
                 )
             rows = _rows(self.changed_rows, self.changed)
             told.append(("changed", f"{self.changed:,} ({rows}): {'; '.join(how)}"))
+        if self.again:
+            told.append(
+                (
+                    "again",
+                    f"{self.again:,} cancelled when their rows were gone: the rows are back, and so"
+                    " the jobs wait again",
+                )
+            )
         if self.same:
             by = ", ".join(f"{n:,} {s.replace('_', ' ')}" for s, n in self.same_by_status.items())
             again = ""
@@ -273,10 +301,15 @@ class Plan:
                 )
             told.append(("gone", text))
         if n := self.gone_elsewhere:
-            text = f"{n:,} no longer here, but put from another sheet or by hand too; kept for that"
+            text = f"{n:,} no longer here, but {self._elsewhere} too; kept for that"
             told.append(("shared", text))
         told += [("cost", self._cost_text()), ("time", self._time_text())]
         return told
+
+    @property
+    def _elsewhere(self) -> str:
+        names = ["put by hand" if name == "" else f"in {name}" for name in self.others]
+        return " or ".join([*names[:3], *(["elsewhere"] if len(names) > 3 or not names else [])])
 
     def _rows_text(self) -> str:
         text = f"{self.rows:,} {'runs' if self.rows == 1 else 'run'}"
@@ -379,8 +412,11 @@ def make(
     queue: Putting, table: Table, defaults: dict[str, Any], *, seconds_each: float | None = None
 ) -> Plan:
     """Reads the source and compares it with the queue. Puts nothing, spends nothing."""
-    defaults = _named(queue, table, defaults)
+    was_named = table.source
+    renamed = _renamed_from(queue, table, defaults)
+    defaults = _named(queue, table, defaults, renamed)
     plan = Plan(queue, table, defaults)
+    plan._renamed = renamed
     comparison = _Comparison(plan, queue)
     watched = _Watched(table)
     stands = None if table.path is None else _stamp(table.path)
@@ -436,7 +472,14 @@ def make(
             "The columns status, file, cost and error look like results that save_into added;"
             " here they are part of what each job is given. columns=[…] chooses others."
         )
-    plan.notes = (*table.notes, *notes)
+    if renamed is not None:
+        plan._said = (
+            f"{was_named} is {renamed} under another name: that file is not there any more, and"
+            f" its rows are in this one. Its jobs and their batch are still called {renamed}.",
+        )
+    elif table.path is not None and table.path.name not in table.source:
+        notes.append(f"{table.path.name} was {table.source}, and its jobs are still called that.")
+    plan.notes = (*table.notes, *notes, *plan._said)
     if spool is not None:
         plan.notes += (
             "The rows came from a generator: they were read now, once, and wait in a temporary"
@@ -449,14 +492,17 @@ def make(
 def load(queue: Putting, table: Table, defaults: dict[str, Any]) -> Added:
     """A plan and its `put` in one; a source that is put for the first time is read once."""
     if table.path is not None:
+        if _renamed_from(queue, table, defaults) is not None:
+            return make(queue, table, defaults).put()
         table.source = _claim(queue, table)
     defaults = _named(queue, table, defaults)
-    scope = _scope(queue, defaults["batch"], table.source)
+    absent = _absent(queue, table.source)
+    scope = _scope(queue, defaults["batch"], table.source, absent)
     if scope is not None and len(scope.rows):
         return make(queue, table, defaults).put()
     rows = intake.specs(table, **defaults)
     # Of a million rows the ids would take 100 MB.
-    return queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={})
+    return queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={}, absent=absent)
 
 
 class _Watched:
@@ -497,7 +543,8 @@ class _Comparison:
         self.lanes: Counter[Lane] = Counter()
         self._plan, self._queue = plan, queue
         self._now_ms = queue._clock.now_ms()
-        self._scope = _scope(queue, plan.batch, plan.source)
+        self._absent = _absent(queue, plan.source)
+        self._scope = _scope(queue, plan.batch, plan.source, self._absent)
         numbers = () if self._scope is None else self._scope.numbers
         self._is_met = bytearray(max(numbers, default=0) + 1)
         for number in numbers:
@@ -506,6 +553,8 @@ class _Comparison:
         self._is_in_order = True
         # Of rows without a job of their key: row, sample, and the job of the row before them.
         self._rows, self._samples, self._anchors = array("q"), array("q"), array("q")
+        self._refused: list[tuple[int, int]] = []  # row, and the job of the row before it
+        self._names: set[str] = set()
         self._lane_numbers: dict[Lane, int] = {}
         self._lanes_of: array[int] = array("q")
 
@@ -514,37 +563,41 @@ class _Comparison:
         if not jobs:
             return
         known = self._known([job.key or "" for job in jobs])
-        numbers = {found.number for found in known.values()}
-        shared = self._queue._read(lambda s: s.shared(numbers))
-        begun = [
-            job
+        differing = [
+            job.key or ""
             for job in jobs
-            if job.key in known and is_begun_otherwise(known[job.key], job, shared)
+            if job.key in known and known[job.key].payload_hash != job.payload_hash
         ]
-        versions = self._known([versioned(job) for job in begun])
+        versions = self._queue._read(lambda s: s.versions(differing)) if differing else {}
+        found = {job.number for beside in versions.values() for job in beside}
+        found.update(job.number for job in known.values())
+        shares = self._queue._read(lambda s: s.shares(found))
         for job in jobs:
-            found = known.get(job.key or "")
-            if found is None:
+            own = known.get(job.key or "")
+            verdict = own and judged(job, own, versions, shares, self._absent)
+            old = verdict and verdict.found
+            if verdict is None or old is None:
                 self._see_new(job)
-            elif is_stranger(found, job) and found.payload_hash != job.payload_hash:
-                self.skip(_taken(job, found))
-            elif is_begun_otherwise(found, job, shared):
-                version = versions.get(versioned(job))
-                if version is None:
-                    self._meet(found)
-                    self._put_beside(job, found, is_shared=found.number in shared)
-                else:
-                    self._same(version)
-            elif (
-                is_untouched(found)
-                and not is_stranger(found, job)
-                and differs(found, job, self._now_ms)
+                continue
+            has = holders(old, shares.get(old.number, {}), self._absent) - {holder_of(job)}
+            if verdict.what == "refuse":
+                self._refused.append((job.row or 0, self._anchor))
+                self.skip(taken(job, old))
+            elif verdict.what == "beside":
+                self._meet(old)
+                self._put_beside(job, old, has)
+            elif verdict.what == "change" or (
+                not has and is_untouched(old) and differs(old, job, self._now_ms)
             ):
-                self._meet(found)
+                self._meet(old)
                 self._changed(job)
                 self._plan.in_place += 1
+            elif is_cancelled_for_its_row(old):
+                self._meet(old)
+                self._plan.again += 1
+                self._count((job.provider, job.pinned_account))
             else:
-                self._same(found)
+                self._same(old)
 
     def _known(self, keys: list[str]) -> dict[str, Job]:
         if not keys:
@@ -562,14 +615,18 @@ class _Comparison:
             self._is_met[found.number] = MET
             self._anchor = found.number
             row = found.row or 0
-            if (found.source, found.batch) == (self._plan.source, self._plan.batch):
+            if holder_of(found) == (self._plan.source, self._plan.batch):
                 self._is_in_order &= row >= self._last_row
                 self._last_row = row
 
-    def _put_beside(self, job: Job, found: Job, *, is_shared: bool) -> None:
+    def _put_beside(self, job: Job, found: Job, others: Set[Holder]) -> None:
         self._changed(job)
         self._plan.beside += 1
-        self._plan.beside_waiting += not (found.is_terminal or is_shared)
+        if others:
+            self._plan.beside_shared += 1
+            self._names.update(source for source, _ in others)
+        else:
+            self._plan.beside_waiting += not found.is_terminal
         self._plan._replaced.append(found.number)
 
     def _changed(self, job: Job) -> None:
@@ -602,6 +659,9 @@ class _Comparison:
             if not news or (news[-1].row, news[-1].anchor) != (row, anchor):
                 news.append(_Place(row, anchor))
             news[-1].jobs[self._samples[at]] = at
+        if self._refused:
+            news += [_Place(row, anchor, is_refused=True) for row, anchor in self._refused]
+            news.sort(key=lambda place: place.row)
         olds: list[_Place] = []
         anchor = 0
         for at, (row, number) in enumerate(zip(scope.rows, scope.numbers, strict=True)):
@@ -620,6 +680,11 @@ class _Comparison:
             for old, new in pairs
             for sample in new.jobs.keys() & old.jobs.keys()
         }
+        for old, new in pairs:
+            if new.is_refused:  # its row is there, though what it says now does not run
+                for at in old.jobs.values():
+                    self._is_met[scope.numbers[at]] = MET
+        theirs: list[int] = []
         lanes = {number: lane for lane, number in self._lane_numbers.items()}
         for at, row in enumerate(self._rows):
             self._count(lanes[self._lanes_of[at]])
@@ -635,13 +700,21 @@ class _Comparison:
             plan.in_place += state == 0
             plan.beside += state > 0
             plan.beside_waiting += state == 1
+            plan.beside_shared += state == 3
+            if state == 3:
+                theirs.append(number)
         for number, state in zip(scope.numbers, scope.states, strict=True):
             if self._is_met[number] == UNMET:
                 is_shared = state & 3 == 3
                 plan.gone_elsewhere += is_shared
+                if is_shared:
+                    theirs.append(number)
                 plan.gone += not is_shared
                 plan.gone_waiting += state & 3 < 2
                 plan._gone.append(number)
+        me = (plan.source, plan.batch or "")
+        names = self._queue._read(lambda s: s.names_of_holders(theirs, me, self._absent))
+        plan.others = tuple(sorted(self._names | names))
 
 
 @dataclass(slots=True)
@@ -651,6 +724,11 @@ class _Place:
     row: int
     anchor: int
     jobs: dict[int, int] = field(default_factory=dict)
+    is_refused: bool = False
+
+    def may_be(self, old: _Place) -> bool:
+        """Whether this row can be what an earlier one has become."""
+        return self.is_refused or bool(self.jobs.keys() & old.jobs.keys())
 
 
 def _paired(
@@ -668,7 +746,7 @@ def _paired(
     left: list[_Place] = []
     for new in news:
         gap = gaps.get(new.anchor)
-        if gap and gap[-1].jobs.keys() & new.jobs.keys():
+        if gap and new.may_be(gap[-1]):
             pairs.append((gap.pop(), new))
         else:
             left.append(new)
@@ -678,23 +756,64 @@ def _paired(
     return pairs
 
 
-def _scope(queue: Putting, batch: str | None, source: str) -> SheetJobs | None:
+def _scope(queue: Putting, batch: str | None, source: str, absent: Set[str]) -> SheetJobs | None:
     """The jobs this source was put as before; None for rows in memory without a batch."""
     if batch is None:
         return None
-    return queue._read(lambda store: store.sheet_jobs(batch, source))
+    return queue._read(lambda store: store.sheet_jobs(batch, source, absent))
 
 
-def _named(queue: Putting, table: Table, defaults: dict[str, Any]) -> dict[str, Any]:
+def _absent(queue: Looking, source: str) -> frozenset[str]:
+    """The sources, but for this one, whose files are not there any more: they have no rows."""
+    known = queue._read(lambda store: store.setting(SOURCES, {}))
+    others = {name: place for name, place in known.items() if name != source}
+    return frozenset(name for name, place in others.items() if not _is_there(queue, place))
+
+
+def _is_there(queue: Looking, place: Place) -> bool:
+    return os.path.lexists(queue.path.parent / place[0])
+
+
+def _named(
+    queue: Putting, table: Table, defaults: dict[str, Any], renamed: str | None = None
+) -> dict[str, Any]:
     """Names the source so that another file of the same name is not taken for it.
 
     And the batch after it, unless the user has. Nothing is kept of that until it is put.
     """
     if table.path is not None:
         known = queue._read(lambda store: store.setting(SOURCES, {}))
-        table.source = _name_of(table, _place(queue, table.path, table.sheet), known)
+        mine = _place(queue, table.path, table.sheet)
+        table.source = renamed or _name_of(table, mine, known)
         return {**defaults, "batch": defaults["batch"] or table.source}
     return defaults
+
+
+def _renamed_from(queue: Putting, table: Table, defaults: dict[str, Any]) -> str | None:
+    """The file that this one was before it was renamed or moved; None where it was none.
+
+    That is one the queue knows, that is not there any more, and that has half and more of the
+    first rows of this one. The queue does not know this one itself.
+    """
+    if table.path is None:
+        return None
+    known = queue._read(lambda store: store.setting(SOURCES, {}))
+    mine = _place(queue, table.path, table.sheet)
+    if any(place[:2] == mine for place in known.values()):
+        return None
+    lost = {n for n, place in known.items() if place[1] == mine[1] and not _is_there(queue, place)}
+    if not lost:
+        return None
+    items = islice(intake.specs(table, **defaults), ROWS_COMPARED)
+    made = [queue._expand(item) for item in items if not isinstance(item, RowProblem)]
+    jobs = {jobs[0].key or "": jobs[0] for jobs in made if isinstance(jobs, list)}
+    met: Counter[str] = Counter()
+    for found in queue._read(lambda store: store.by_keys(list(jobs))):
+        is_same = found.payload_hash == jobs[found.key or ""].payload_hash
+        if found.source is not None and found.row is not None and is_same:
+            met[found.source] += found.source in lost
+    (name, n), *_ = met.most_common(1) or [("", 0)]
+    return name if n and 2 * n >= len(made) else None
 
 
 def _name_of(table: Table, mine: Place, known: Mapping[str, Any]) -> str:
@@ -709,11 +828,13 @@ def _name_of(table: Table, mine: Place, known: Mapping[str, Any]) -> str:
     return old or next(name for name in names if name not in known)
 
 
-def _claim(queue: Putting, table: Table, planned: str | None = None) -> str:
+def _claim(
+    queue: Putting, table: Table, planned: str | None = None, *, renamed: str | None = None
+) -> str:
     """Names the source for good, with the columns that were asked for; returns its name.
 
-    In one transaction: of two files of one name, put at once, only one gets it. Raises
-    SheetError if the name is not the `planned` one any more.
+    In one transaction: of two files of one name, put at once, only one gets it; a file that was
+    `renamed` keeps its name. Raises SheetError if the name is not the `planned` one any more.
     """
     if table.path is None:
         return table.source
@@ -723,6 +844,10 @@ def _claim(queue: Putting, table: Table, planned: str | None = None) -> str:
     def claim(known: dict[str, Any] | None) -> dict[str, Any]:
         nonlocal name
         name = _name_of(table, mine, known or {})
+        place = (known or {}).get(renamed or "")
+        if place is not None and not _is_there(queue, place):
+            assert renamed is not None
+            name = renamed
         if planned not in (None, name):
             raise SheetError(
                 f"{planned} is now the name of another file, which was put since this plan was"
@@ -820,14 +945,6 @@ def _unspooled(spool: Any) -> Iterator[Item]:
         while True:
             item: Item = pickle.load(spool)
             yield item
-
-
-def _taken(job: Job, found: Job) -> RowProblem:
-    reason = (
-        f"its key {job.key!r} is that of job {found.number} ({found.source or 'put by hand'}),"
-        " which holds something else; give it another"
-    )
-    return RowProblem(job.row or 0, reason, job.source, "duplicate key")
 
 
 def _is_date(text: str) -> bool:

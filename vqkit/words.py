@@ -83,6 +83,7 @@ EVENTS = {
     "job.changed": "its row has changed: the new text counts",
     "job.superseded": "its row has changed since it was begun: job {by} does the new text",
     "job.row_gone": "its row is no longer in {source}",
+    "job.handed_over": "its row is no longer in {was}, and still in {source}",
     "job.started": "begun on {account}, try {attempt}",
     "job.stage_changed": "{stage} {done}",
     "job.logged": "says: {message}",

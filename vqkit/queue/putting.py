@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,8 +49,10 @@ class Putting(Changing):
         its `key`, or without one its content: payload, provider, account and seed. So a
         cell may run again. For another render of the same prompt ask for more `samples`.
 
-        Higher `priority` goes first. `not_before` and `expires` are datetimes, ISO text or
-        Unix seconds. Raises PayloadError for a payload that JSON cannot carry.
+        A job that waits takes another payload that is put with its `key`, unless a sheet has the
+        job: that raises UsageError. Higher `priority` goes first. `not_before` and `expires` are
+        datetimes, ISO text or Unix seconds. Raises PayloadError for a payload that JSON cannot
+        carry.
         """
         if not isinstance(payload, Mapping):
             raise UsageError(
@@ -68,6 +70,10 @@ class Putting(Changing):
             **base,
         )
         added = self._put(expanded(spec))
+        if added.problems:
+            raise UsageError(
+                f"nothing was put: {added.problems[0].reason}, or edit the row in its sheet"
+            )
         return self.job(added.ids[0])
 
     def put_many(
@@ -198,10 +204,11 @@ class Putting(Changing):
         *,
         has_ids: bool = True,
         earlier: Mapping[tuple[int, int], int] | None = None,
+        absent: Set[str] = frozenset(),
     ) -> Added:
         """Puts them by the thousand: while one thousand is stored, the next is made ready.
 
-        With `earlier` they are the rows of a sheet, as `Store.put_rows` takes them.
+        With `earlier` they are the rows of a sheet, as `Store.put_rows` takes them, `absent` too.
         """
         parts: list[Added] = []
         problems: list[RowProblem] = []
@@ -210,11 +217,13 @@ class Putting(Changing):
         skipped = 0
 
         def store() -> None:
-            nonlocal stored, jobs
+            nonlocal stored, jobs, skipped
             if stored is not None:
                 part = stored()
+                problems.extend(part.problems[: PROBLEMS_KEPT - len(problems)])
+                skipped += part.skipped
                 parts.append(part if has_ids else replace(part, ids=()))
-            stored, jobs = self._begin_put(jobs, earlier) if jobs else None, []
+            stored, jobs = self._begin_put(jobs, earlier, absent) if jobs else None, []
 
         for spec in specs:
             made = spec if isinstance(spec, RowProblem) else self._expand(spec)
@@ -242,10 +251,13 @@ class Putting(Changing):
         return self._begin_put(jobs)()
 
     def _begin_put(
-        self, jobs: list[Job], earlier: Mapping[tuple[int, int], int] | None = None
+        self,
+        jobs: list[Job],
+        earlier: Mapping[tuple[int, int], int] | None = None,
+        absent: Set[str] = frozenset(),
     ) -> Callable[[], Added]:
         def put(store: SqliteStore) -> Added:
-            return store.put(jobs) if earlier is None else store.put_rows(jobs, earlier)
+            return store.put(jobs) if earlier is None else store.put_rows(jobs, earlier, absent)
 
         first = self._begin_write(put)
 

@@ -10,7 +10,7 @@ on batches; one call of `turn` is one transaction.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..outcome import Bill, Effect
 from ..secrets import redact, redact_json
 from .paid import next_minutes
 from .primitives import Claim, JobFilter, Runner, SheetJobs, Transition, TurnResult, tally
-from .rows import PUT_CHUNK, RowVerbs
+from .rows import PUT_CHUNK, ROW_GONE, RowVerbs, holders
 
 __all__ = [
     "Claim",
@@ -36,28 +36,29 @@ __all__ = [
 
 EXPIRE_CHUNK = 500
 DELETE_CHUNK = 500
-BY_YOU = {"reason": "by you"}
 
 
 class Store(RowVerbs):
     """The verbs of a queue's database, on one connection, used by one thread."""
 
-    def cancel_left(self, numbers: Sequence[int]) -> int:
+    def cancel_left(self, numbers: Sequence[int], absent: Set[str] = frozenset()) -> int:
         """Cancels those of these that no row of any sheet has any more. Returns how many.
 
-        One that was put by hand is left alone: it never had a row.
+        One that was put by hand is left alone: it never had a row. Sheets named `absent` are
+        not there any more, and have no rows.
         """
         done = 0
         for start in range(0, len(numbers), PUT_CHUNK):
             with self.transaction():
                 found = self._jobs_by_number(set(numbers[start : start + PUT_CHUNK]))
-                shared = self.shared(found.keys())
+                shares = self.shares(found.keys())
                 left = [
                     job
                     for job in found.values()
-                    if job.row is None and job.source is not None and job.number not in shared
+                    if not holders(job, shares.get(job.number, {}), absent)
                 ]
-                done += len(self._apply_all(left, "cancel", self.clock.now_ms(), BY_YOU))
+                change = {"reason": ROW_GONE}
+                done += len(self._apply_all(left, "cancel", self.clock.now_ms(), change))
         return done
 
     def turn(

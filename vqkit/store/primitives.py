@@ -133,7 +133,7 @@ class SheetJobs(NamedTuple):
 
     `states` holds ``sample * 4`` and 0 for a job that was never begun, 1 for one that was
     and is not finished, 2 for a finished one, 3 for one that others want too, so that it may
-    neither be changed nor be taken for gone. One that another source put first is never 0.
+    neither be changed nor be taken for gone.
     """
 
     rows: array[int]
@@ -294,12 +294,19 @@ class Primitives(ABC):
         """The same by account and model."""
 
     @abstractmethod
-    def sheet_jobs(self, batch: str, source: str) -> SheetJobs:
-        """The jobs whose rows were in a sheet when it was last put, also those others put first."""
+    def sheet_jobs(self, batch: str, source: str, absent: Set[str] = frozenset()) -> SheetJobs:
+        """The jobs whose rows were in a sheet when it was last put, also those others put first.
+
+        Sheets named `absent` are not there any more, and have no rows.
+        """
 
     @abstractmethod
-    def shared(self, numbers: Set[int]) -> set[int]:
-        """Those of these jobs that others have put too, after the source they belong to."""
+    def shares(self, numbers: Set[int]) -> dict[int, dict[tuple[str, str], int | None]]:
+        """{job: {(source, batch): row}} of those that have these jobs too, beside the first."""
+
+    @abstractmethod
+    def versions(self, keys: Sequence[str]) -> dict[str, list[Job]]:
+        """{key: jobs that were put beside that key's, with other payloads}, the newest first."""
 
     @abstractmethod
     def rows_shared_by(self, sources: Set[str]) -> dict[int, int | None]:
@@ -333,6 +340,11 @@ class Primitives(ABC):
 
     @abstractmethod
     def _share(self, rows: Sequence[tuple[int, str, str, int | None]]) -> None: ...
+
+    @abstractmethod
+    def _write_owners(
+        self, rows: Sequence[tuple[int, str | None, str | None, int | None]]
+    ) -> None: ...
 
     @abstractmethod
     def _unshare(self, numbers: Sequence[int], source: str, batch: str) -> None: ...

@@ -80,7 +80,8 @@ _FIXED = {
 # What a changed row gives a job that was never begun.
 _OF_A_ROW = (
     *("payload_json", "payload_hash", "key", "provider", "pinned_account", "priority", "seed"),
-    *("source", "row", "timeout_ms", "max_attempts", "not_before_ms", "expires_ms", "updated_ms"),
+    *("source", "batch", "row", "timeout_ms", "max_attempts", "not_before_ms", "expires_ms"),
+    "updated_ms",
 )
 _MUTABLE = tuple(i for i, name in enumerate(JOB_FIELDS) if name not in _FIXED)
 _NUMBER, _FENCE, _STATUS, _HANDLE, _UPDATED = (
@@ -163,18 +164,29 @@ _CANCELS = (
 )
 _STRAYS = f"{_FROM_JOBS} WHERE is_open = 1 AND finished_ms IS NOT NULL ORDER BY number LIMIT {PAGE}"
 
-_SHARED = "SELECT DISTINCT job FROM shared_rows WHERE job IN (SELECT value FROM json_each(?))"
+_SHARES = (
+    "SELECT job, source, batch, row FROM shared_rows WHERE job IN (SELECT value FROM json_each(?))"
+)
+_VERSIONS = (  # '@' and the character behind it bound a key's versions
+    "SELECT asked.value AS base, jobs.key AS key FROM json_each(?) AS asked JOIN jobs"
+    " ON jobs.key > asked.value || '@' AND jobs.key < asked.value || 'A' ORDER BY number DESC"
+)
+_IS_ABSENT = "IN (SELECT value FROM json_each(?3))"
+_STATE = (
+    " WHEN finished_ms IS NOT NULL THEN 2 WHEN status = 'queued' AND fence = 0 THEN 0 ELSE 1 END,"
+    " sample"
+)
 # A job that was put by hand has no row to lose: whoever put it wants it for good.
 _SHEET_JOBS = (
     "SELECT row, number, sample * 4 + CASE"
-    " WHEN EXISTS (SELECT 1 FROM shared_rows AS s WHERE s.job = jobs.number) THEN 3"
-    " WHEN finished_ms IS NOT NULL THEN 2 WHEN status = 'queued' AND fence = 0 THEN 0 ELSE 1 END,"
-    " sample FROM jobs WHERE batch = ?1 AND source = ?2 AND row IS NOT NULL"
+    " WHEN EXISTS (SELECT 1 FROM shared_rows AS s WHERE s.job = jobs.number"
+    f" AND s.source NOT {_IS_ABSENT}) THEN 3{_STATE}"
+    " FROM jobs WHERE batch = ?1 AND source = ?2 AND row IS NOT NULL"
     " UNION ALL SELECT mine.row, number, sample * 4 + CASE"
-    " WHEN jobs.row IS NOT NULL OR jobs.source IS NULL OR EXISTS (SELECT 1 FROM shared_rows AS s"
-    " WHERE s.job = mine.job AND (s.batch <> ?1 OR s.source <> ?2)) THEN 3"
-    " WHEN finished_ms IS NOT NULL THEN 2 ELSE 1 END,"
-    " sample FROM shared_rows AS mine JOIN jobs ON number = mine.job"
+    f" WHEN (jobs.row IS NOT NULL AND jobs.source NOT {_IS_ABSENT}) OR jobs.source IS NULL"
+    " OR EXISTS (SELECT 1 FROM shared_rows AS s WHERE s.job = mine.job"
+    f" AND (s.batch <> ?1 OR s.source <> ?2) AND s.source NOT {_IS_ABSENT}) THEN 3{_STATE}"
+    " FROM shared_rows AS mine JOIN jobs ON number = mine.job"
     " WHERE mine.batch = ?1 AND mine.source = ?2 AND mine.row IS NOT NULL ORDER BY 1, 4, 2"
 )
 
@@ -712,10 +724,21 @@ class SqliteStore(Store):
         self._bulk("UPDATE jobs SET row = v.column2 FROM (", rows, tail)
         self._own.clear()
 
-    def shared(self, numbers: Set[int]) -> set[int]:
-        wanted = codec.dumps(list(numbers))
-        found = self._conn.execute(_SHARED, (wanted,)).fetchall() if numbers else ()
-        return {row[0] for row in found}
+    def shares(self, numbers: Set[int]) -> dict[int, dict[tuple[str, str], int | None]]:
+        found: dict[int, dict[tuple[str, str], int | None]] = {}
+        if numbers:
+            wanted = "[" + ",".join(map(str, numbers)) + "]"
+            for job, source, batch, row in self._conn.execute(_SHARES, (wanted,)).fetchall():
+                found.setdefault(job, {})[source, batch] = row
+        return found
+
+    def versions(self, keys: Sequence[str]) -> dict[str, list[Job]]:
+        bases = self._conn.execute(_VERSIONS, (codec.dumps(list(keys)),)).fetchall()
+        jobs = {job.key: job for job in self._jobs_by_key([key for _, key in bases])}
+        found: dict[str, list[Job]] = {}
+        for base, key in bases:
+            found.setdefault(base, []).append(jobs[key])
+        return found
 
     def rows_shared_by(self, sources: Set[str]) -> dict[int, int | None]:
         sql = "SELECT job, row FROM shared_rows WHERE source IN (SELECT value FROM json_each(?))"
@@ -724,6 +747,13 @@ class SqliteStore(Store):
     def _share(self, rows: Sequence[tuple[int, str, str, int | None]]) -> None:
         self._bulk("INSERT OR REPLACE INTO shared_rows (job, source, batch, row) ", rows)
 
+    def _write_owners(self, rows: Sequence[tuple[int, str | None, str | None, int | None]]) -> None:
+        tail = ") AS v WHERE jobs.number = v.column1"
+        head = "UPDATE jobs SET source = v.column2, batch = v.column3, row = v.column4 FROM ("
+        self._bulk(head, rows, tail)
+        batches = {(b, s, self.clock.now_ms()) for _, s, b, _ in rows if b is not None}
+        self._bulk("INSERT OR IGNORE INTO batches ", sorted(batches, key=str))
+
     def _unshare(self, numbers: Sequence[int], source: str, batch: str) -> None:
         self._conn.execute(
             "DELETE FROM shared_rows WHERE job IN (SELECT value FROM json_each(?))"
@@ -731,8 +761,9 @@ class SqliteStore(Store):
             (codec.dumps(list(numbers)), source, batch),
         )
 
-    def sheet_jobs(self, batch: str, source: str) -> SheetJobs:
-        found = self._conn.execute(_SHEET_JOBS, (batch, source))
+    def sheet_jobs(self, batch: str, source: str, absent: Set[str] = frozenset()) -> SheetJobs:
+        gone = codec.dumps(sorted(absent))
+        found = self._conn.execute(_SHEET_JOBS, (batch, source, gone))
         columns = SheetJobs(array("q"), array("q"), array("q"))
         while page := found.fetchmany(10_000):
             for column, values in zip(columns, list(zip(*page, strict=True))[:3], strict=True):
