@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html.parser
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vqkit import Queue
+from vqkit import GiveUp, Queue
 from vqkit import plan as plan_module
-from vqkit.errors import SheetError, UsageError
+from vqkit.errors import JobsFailed, SheetError, UsageError
 from vqkit.estimate import estimate
 from vqkit.job import Account
 
@@ -595,6 +596,74 @@ def test_a_text_edited_back_runs_again_if_it_was_cancelled_for_that(q: Queue, sh
     assert prompts(q, status="cancelled") == ["fox"]
     assert q.plan(sheet([["k1", "fox"], ["k2", "owl"]], header=KEYED)).put(cancel_gone=True).again
     assert prompts(q, status="queued") == ["fox", "owl"]
+
+
+def fail(q: Queue, *wrong: str) -> None:
+    def render(job: Any) -> None:
+        if job.payload["prompt"] in wrong:
+            raise GiveUp("no")
+
+    q.run(render)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_failed_job_whose_row_was_edited_or_is_gone_is_left_alone(
+    q: Queue, sheet: Sheet, is_gone: bool
+) -> None:
+    rows = rows_of(3)
+    path = sheet(rows)
+    q.load(path)
+    fail(q, "prompt 0", "prompt 2")
+    q.load(sheet(rows[1:] if is_gone else [["edited", 0], *rows[1:]]))
+    fail(q)
+    with pytest.raises(JobsFailed, match=r"1 failed do not count: their rows are gone or were"):
+        q.check()
+    done = q.requeue()
+    assert (done, done.left, done.sheets) == (1, 1, ("sheet.csv",))
+    assert repr(done) == (
+        "1 job put back; 1 left: its row is gone from sheet.csv or was edited; q.requeue(17), by"
+        " number, takes one all the same"
+    )
+    assert f"{done} {done:03d}" == "1 001"
+    assert pickle.loads(pickle.dumps(done)).left == 1
+    fail(q)
+    assert q.job(1).status == "failed"
+    summary = q.check()
+    assert (summary.is_complete, summary.gone, summary.failures) == (True, {"failed": 1}, ())
+    assert "1 failed do not count" in str(summary)
+    assert q.run(lambda job: None).is_complete
+    assert q.requeue(1) == 1
+    fail(q, "prompt 0")
+    assert q.prune(gone=True) == 1
+    assert q.check().gone == {}
+    assert q.plan(path).jobs == 0
+
+
+def test_jobs_cancelled_for_their_rows_do_not_keep_a_queue_from_being_all_done(
+    q: Queue, sheet: Sheet
+) -> None:
+    q.load(sheet(rows_of(3)))
+    q.plan(sheet(rows_of(2))).put(cancel_gone=True)
+    finish(q)
+    assert q.check().gone == {"cancelled": 1}
+    assert q.requeue(status="cancelled") == 0
+    assert q.prune(gone=True, status="failed") == 0
+    assert q.prune(gone=True) == 1
+    with pytest.raises(UsageError, match=r"wants to know which"):
+        q.prune(1, gone=True)
+    with pytest.raises(UsageError, match=r"only finished jobs can be pruned"):
+        q.prune(gone=True, status="queued")
+
+
+def test_failed_jobs_that_another_sheet_or_a_hand_has_are_retried(q: Queue, sheet: Sheet) -> None:
+    for name in ("a.csv", "b.csv"):
+        q.load(sheet([["fox", 1], [name, 1]], name=name))
+    q.put({"prompt": "a.csv", "n": "1"})
+    fail(q, "fox", "a.csv")
+    q.plan(sheet([["owl", 1], ["cat", 1]], name="a.csv"))
+    q.load(sheet([["owl", 1]], name="a.csv"))
+    q.plan(sheet([["fox", 1]], name="b.csv")).put()
+    assert (q.requeue(), q.requeue().left) == (2, 0)
 
 
 ROWS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)

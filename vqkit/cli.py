@@ -347,9 +347,9 @@ def _tell_end(screen: _Screen, q: Queue, file: Path, summary: Summary, *, is_sto
     else:
         head, style = ("Stopped" if is_stopped else "Not all is done"), "yellow"
     screen.say(f"{head}: {words}, in {duration_text(summary.seconds)}.", style)
-    failed = summary.counts.get("failed", 0)
-    for job in q.jobs(status="failed", newest=FAILURES_SHOWN):
-        screen.say(f"  {failure_text(job)}", "red")
+    failed = summary.counts.get("failed", 0) - summary.gone.get("failed", 0)
+    for number, *_ in summary.failures[:FAILURES_SHOWN]:
+        screen.say(f"  {failure_text(q.job(number))}", "red")
     if failed > FAILURES_SHOWN:
         more = f"vqkit jobs {near(q.path)} --status failed"
         screen.say(f"  and {failed - FAILURES_SHOWN} more: {more}", "red")
@@ -368,8 +368,9 @@ def _tell_end(screen: _Screen, q: Queue, file: Path, summary: Summary, *, is_sto
     elif failed:
         screen.say(f"To try the failed again: vqkit requeue {near(q.path)}")
         screen.say(f"                   then: vqkit run {file}")
-        if q.jobs(status="failed", newest=1)[0].row is None:
-            screen.say(f"To forget one:         vqkit prune {near(q.path)} NUMBER")
+    if summary.gone:
+        screen.say(f"{summary.gone_text}.", "yellow")
+        screen.say(f"To forget them:        vqkit prune {near(q.path)} --gone")
 
 
 def _result(q: Queue, added: Added, summary: Summary) -> dict[str, Any]:
@@ -379,6 +380,7 @@ def _result(q: Queue, added: Added, summary: Summary) -> dict[str, Any]:
         "folder": str(q.outputs_folder),
         "complete": summary.is_complete,
         "counts": summary.counts,
+        "gone": summary.gone,
         "seconds": round(summary.seconds, 3),
         "added": {name: getattr(added, name) for name in ("new", "existing", "changed")},
         "skipped": [{"row": p.row, "reason": p.reason} for p in added.problems],
@@ -678,7 +680,9 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
     with Queue(_existing(db)) as q:
         n = q.requeue(*numbers, status=wanted, batch=batch)
         if as_json:
-            click.echo(json.dumps({"changed": n}))
+            click.echo(json.dumps({"changed": n, **({"left": n.left} if n.left else {})}))
+        elif n == 0 and n.left:
+            click.echo("nothing to put back but jobs that no sheet has any more")
         elif n == 0:
             doubts = [job for job in map(q.job, numbers) if job.status == "in_doubt"]
             for job in doubts:
@@ -689,17 +693,25 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
             is_busy = any(runner.is_alive for runner in q.snapshot().runners)
             then = "they are begun soon" if is_busy else "the next vqkit run makes them"
             click.echo(f"{count(n, 'job')} put back: {then}")
+        if n.left and not as_json:
+            click.echo(
+                f"{n.why_left}. vqkit requeue {near(q.path)} NUMBER takes one all the same,"
+                f" vqkit prune {near(q.path)} --gone forgets them"
+            )
 
 
 @main.command()
-@click.argument("which", nargs=-1, metavar="[DB] JOB...")
-def prune(which: tuple[str, ...]) -> None:
-    """Forget finished jobs, by number: a failed one whose row is gone, for example."""
+@click.argument("which", nargs=-1, metavar="[DB] [JOB]...")
+@click.option("--gone", is_flag=True, help="Failed and cancelled ones whose row is gone or edited")
+def prune(which: tuple[str, ...], gone: bool) -> None:
+    """Forget finished jobs, by number, or those whose rows are gone."""
     db, numbers = _db_and_jobs(which)
-    if not numbers:
-        raise UsageError("say which: numbers of jobs, as vqkit jobs lists them (vqkit prune 3 4)")
+    if bool(numbers) == gone:
+        raise UsageError(
+            "say which: numbers of jobs, as vqkit jobs lists them (vqkit prune 3 4), or --gone"
+        )
     with Queue(_existing(db)) as q:
-        n = q.prune(*numbers)
+        n = q.prune(*numbers, gone=gone)
         click.echo(f"{count(n, 'job')} forgotten" if n else "nothing to forget: none has ended")
 
 

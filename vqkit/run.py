@@ -36,7 +36,11 @@ LEAVE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How the queue stands when a run has come to rest. `failures` are (number, what, line)."""
+    """How the queue stands when a run has come to rest. `failures` are (number, what, line).
+
+    `gone` are the failed and cancelled jobs, by status, whose rows no sheet has any more as they
+    were put: nobody waits for them, and they are in `counts` but not in `failures`.
+    """
 
     counts: dict[str, int]
     seconds: float
@@ -44,11 +48,23 @@ class Summary:
     why: dict[str, str] = field(default_factory=dict)
     recovered: Recovered = field(default_factory=Recovered)
     doubts: tuple[tuple[int, str], ...] = ()
+    gone: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
-        """True if every job of the queue is completed."""
-        return all(status == "completed" or not n for status, n in self.counts.items())
+        """True if every job of the queue is completed, but for those whose rows are gone."""
+        return all(
+            status == "completed" or n <= self.gone.get(status, 0)
+            for status, n in self.counts.items()
+        )
+
+    @property
+    def gone_text(self) -> str:
+        """Of the `gone`, that they do not count; '' where there are none."""
+        if not self.gone:
+            return ""
+        parts = " and ".join(f"{n:,} {status}" for status, n in sorted(self.gone.items()))
+        return f"{parts} do not count: their rows are gone or were edited"
 
     def check(self) -> Summary:
         """Returns itself if every job is completed, else raises JobsFailed."""
@@ -70,7 +86,9 @@ class Summary:
                 f"  job {number} in doubt: {why}. Look at the provider, then"
                 f' q.resolve({number}, "attach" | "not_sent" | "pay_again" | "give_up")'
             )
-        more = self.counts.get("failed", 0) - len(self.failures)
+        if self.gone:
+            lines.append(f"  {self.gone_text}; q.prune(gone=True) forgets them")
+        more = self.counts.get("failed", 0) - self.gone.get("failed", 0) - len(self.failures)
         if more > 0:
             lines.append(f"  and {more} more: q.jobs(status='failed')")
         if self.counts.get("queued"):

@@ -14,7 +14,7 @@ from .. import codec
 from ..accounts import microusd
 from ..errors import LifecycleError, UnknownName, UsageError
 from ..handles import said_handle
-from ..job import TERMINAL, Job
+from ..job import TERMINAL, Job, Requeued
 from ..steps import ATTACHED, RENDER, handle_of
 from ..store.base import JobFilter, Store
 from .asked import Which, moment, statuses
@@ -55,18 +55,27 @@ class Changing(Looking):
         batch: str | None = None,
         account: str | None = None,
         ended_by: datetime | str | float | None = None,
-    ) -> int:
+    ) -> Requeued:
         """Gives finished jobs a second chance, all their attempts anew. Returns how many.
 
         Without arguments: the failed ones. A completed job is rendered again only when it
         is named, or with ``status="completed"``. With `ended_by` (a datetime, ISO text, or
-        Unix seconds) none that ended later.
+        Unix seconds) none that ended later. Jobs whose row no sheet has any more, as it was
+        put, are left alone unless they are named; what comes back says how many.
         """
         if not which and status is None:
             status = "failed"
         chosen = self._chosen(which, status, batch, account)
         chosen = replace(chosen, ended_by_ms=moment("ended_by", ended_by))
-        return len(self._write(lambda s: s.transition(chosen, "requeue")))
+        if which:
+            return Requeued(len(self._write(lambda s: s.transition(chosen, "requeue"))))
+        ended = tuple(set(chosen.status) & TERMINAL)
+        others = replace(chosen, status=ended, is_gone=True)
+        chosen = replace(chosen, is_gone=False)
+        left = self._read(lambda s: s.jobs(others)) if ended else []
+        sheets = sorted({job.source for job in left if job.source})
+        done = self._write(lambda s: s.transition(chosen, "requeue"))
+        return Requeued(len(done), len(left), sheets)
 
     def _check_batch(self, name: str) -> None:
         """Raises UnknownName for a batch nothing was ever put as; says which there are."""
@@ -235,23 +244,31 @@ class Changing(Looking):
         self,
         *which: Which,
         older_than: timedelta | float | None = None,
-        status: str | Iterable[str] = tuple(TERMINAL),
+        status: str | Iterable[str] | None = None,
+        gone: bool = False,
     ) -> int:
         """Deletes finished jobs: those named, or all older than that (a timedelta, or seconds).
 
-        With their attempts and events; files stay. Returns how many. A pruned job's key is
+        Or with `gone` the failed and cancelled ones whose row no sheet has any more, as it was
+        put. With their attempts and events; files stay. Returns how many. A pruned job's key is
         free again: putting the same row once more makes a new job.
         """
-        if bool(which) == (older_than is not None):
+        if bool(which) + (older_than is not None) + gone != 1:
             raise UsageError(
-                "prune() wants to know which: q.prune(17), or"
+                "prune() wants to know which: q.prune(17), q.prune(gone=True), or"
                 " q.prune(older_than=timedelta(days=30))"
             )
+        if gone:
+            wanted = statuses(("failed", "cancelled") if status is None else status)
+            if not set(wanted) <= TERMINAL:
+                raise UsageError(f"prune(status={status!r}): only finished jobs can be pruned")
+            found = self._read(lambda s: s.jobs(JobFilter(wanted, is_gone=True)))
+            return self._write(lambda s: s.prune_these([job.number for job in found]))
         if older_than is None:
             numbers = [self.job(one).number for one in which]
             return self._write(lambda s: s.prune_these(numbers))
         seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-        wanted = statuses(status)
+        wanted = statuses(tuple(TERMINAL) if status is None else status)
         if not set(wanted) <= TERMINAL:
             raise UsageError(f"prune(status={status!r}): only finished jobs can be pruned")
         before_ms = self._clock.now_ms() - round(seconds * 1000)

@@ -16,6 +16,7 @@ from ..recovery import Recovered, recover
 from ..renders import RenderHandler, is_render_provider
 from ..retry import Retry
 from ..run import Run, Summary
+from ..store.base import JobFilter
 from ..store.files import companion
 from ..store.sqlite import SqliteStore
 from .putting import Putting
@@ -217,15 +218,25 @@ class Running(Putting):
         snapshot = self.snapshot()
         if snapshot.is_paused:
             why = {"the queue": "paused by you: q.resume() lets it go on", **why}
-        failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
         return Summary(
             counts={status: n for status, n in snapshot.counts.items() if n},
             seconds=seconds,
-            failures=tuple(_failure(job) for job in failures),
+            failures=self._failures(),
             why={**why, **dict.fromkeys(snapshot.waiting, "")},
             recovered=recovered,
             doubts=self._doubts(snapshot.counts),
+            gone=self._gone(snapshot.counts),
         )
+
+    def _failures(self) -> tuple[tuple[int, str, str | None], ...]:
+        """The newest failures that somebody waits for, the newest first."""
+        chosen = JobFilter(("failed",), limit=FAILURES_SHOWN, newest=True, is_gone=False)
+        return tuple(map(_failure, reversed(self._read(lambda s: s.jobs(chosen)))))
+
+    def _gone(self, counts: Mapping[str, int]) -> dict[str, int]:
+        if not (counts.get("failed") or counts.get("cancelled")):
+            return {}
+        return self._read(lambda s: s.gone_counts())
 
     def _doubts(self, counts: Mapping[str, int]) -> tuple[tuple[int, str], ...]:
         if not counts.get("in_doubt"):
@@ -236,16 +247,16 @@ class Running(Putting):
     def check(self) -> Summary:
         """How the queue stands, if all is well: raises PumpError for a pump that died.
 
-        And JobsFailed if any job is not completed. A notebook's last cell, so that work
-        that failed in the background fails it too.
+        And JobsFailed if any job is not completed, but for failed and cancelled ones whose rows
+        are gone or were edited. A notebook's last cell, so that work that failed in the
+        background fails it too.
         """
         run = self._shared.run
         if run is not None and run.error is not None:
             run.wait(0)
         counts = {status: n for status, n in self.stats().items() if n and status != "total"}
-        failures = self.jobs(status="failed", newest=FAILURES_SHOWN)
-        failed = tuple(_failure(job) for job in failures)
-        return Summary(counts, 0.0, failed, doubts=self._doubts(counts)).check()
+        doubts, gone = self._doubts(counts), self._gone(counts)
+        return Summary(counts, 0.0, self._failures(), doubts=doubts, gone=gone).check()
 
 
 def _failure(job: Job) -> tuple[int, str, str | None]:

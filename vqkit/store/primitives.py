@@ -112,7 +112,8 @@ class Runner(NamedTuple):
 class JobFilter:
     """Which jobs: all that match every part that is given. `newest` turns the order round.
 
-    Numbers are above `after` and at most `upto`; `ended_by_ms` is for finished jobs only.
+    Numbers are above `after` and at most `upto`; `ended_by_ms` is for finished jobs only. A job
+    `is_gone` if it came from a sheet and no sheet has its row any more, nor did a hand put it.
     """
 
     status: tuple[str, ...] = ()
@@ -124,6 +125,7 @@ class JobFilter:
     after: int = 0
     upto: int | None = None
     ended_by_ms: int | None = None
+    is_gone: bool | None = None
     limit: int | None = None
     newest: bool = False
 
@@ -307,6 +309,10 @@ class Primitives(ABC):
     @abstractmethod
     def versions(self, keys: Sequence[str]) -> dict[str, list[Job]]:
         """{key: jobs that were put beside that key's, with other payloads}, the newest first."""
+
+    @abstractmethod
+    def gone_counts(self) -> dict[str, int]:
+        """How many failed and cancelled jobs there are that no sheet has any more, by status."""
 
     @abstractmethod
     def rows_shared_by(self, sources: Set[str]) -> dict[int, int | None]:

@@ -171,6 +171,10 @@ _VERSIONS = (  # '@' and the character behind it bound a key's versions
     "SELECT asked.value AS base, jobs.key AS key FROM json_each(?) AS asked JOIN jobs"
     " ON jobs.key > asked.value || '@' AND jobs.key < asked.value || 'A' ORDER BY number DESC"
 )
+_IS_GONE = (
+    "(row IS NULL AND source IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM shared_rows AS s WHERE s.job = jobs.number))"
+)
 _IS_ABSENT = "IN (SELECT value FROM json_each(?3))"
 _STATE = (
     " WHEN finished_ms IS NOT NULL THEN 2 WHEN status = 'queued' AND fence = 0 THEN 0 ELSE 1 END,"
@@ -740,6 +744,10 @@ class SqliteStore(Store):
             found.setdefault(base, []).append(jobs[key])
         return found
 
+    def gone_counts(self) -> dict[str, int]:
+        sql = "SELECT status, count(*) FROM jobs WHERE status IN ('failed', 'cancelled') AND "
+        return dict(self._conn.execute(f"{sql}{_IS_GONE} GROUP BY status").fetchall())
+
     def rows_shared_by(self, sources: Set[str]) -> dict[int, int | None]:
         sql = "SELECT job, row FROM shared_rows WHERE source IN (SELECT value FROM json_each(?))"
         return dict(self._conn.execute(sql, (codec.dumps(sorted(sources)),)).fetchall())
@@ -1165,6 +1173,8 @@ def _where(chosen: JobFilter) -> tuple[str, list[Any]]:
         if (value := getattr(chosen, name)) is not None:
             terms.append(term)
             params.append(value)
+    if chosen.is_gone is not None:
+        terms.append(_IS_GONE if chosen.is_gone else f"NOT {_IS_GONE}")
     if chosen.numbers is not None:
         terms.append(_IN_NUMBERS)
         params.append(codec.dumps(list(chosen.numbers)))
