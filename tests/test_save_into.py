@@ -429,6 +429,59 @@ def test_what_has_no_place_for_results_is_refused_in_a_sentence(q, tmp_path, sou
         q.save_into(tmp_path / source, tmp_path / "out.xlsx")
 
 
+# -- and read again ------------------------------------------------------------------------------
+
+
+def plans_of(q, path, **how):
+    """The plan of a file, that of the frame pandas reads from it, and those of its copies."""
+    import pandas as pd
+
+    frame = pd.read_excel(path, engine="openpyxl")
+    copy = path.with_suffix(".csv")
+    frame.to_csv(copy, index=False)
+    yield q.plan(path, **how)
+    yield q.plan(copy, columns=how.get("columns"))
+    yield q.plan(frame, columns=how.get("columns"))
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_the_workbook_with_the_results_is_the_same_rows_again(tmp_path, is_in_place):
+    book = openpyxl.Workbook()
+    book.active.append(["Prompt", "style", "note"])
+    for n in range(4):
+        book.active.append([f"a fox {n}", "oil", "mine"])
+    book.save(tmp_path / "prompts.xlsx")
+    columns = {"Prompt": "prompt", "note": None}
+    with Queue(tmp_path / "q.db") as q:
+        q.load(tmp_path / "prompts.xlsx", columns=columns)
+        q.run(lambda job: {"n": job.number})
+        target = tmp_path / ("prompts.xlsx" if is_in_place else "results.xlsx")
+        for _ in range(2):  # the second adds its columns beside those of the first
+            q.save_into(tmp_path / "prompts.xlsx", target, overwrite=is_in_place)
+        plans = list(plans_of(q, target, columns=columns))
+        assert [(plan.jobs, plan.same) for plan in plans] == [(0, 4)] * 3
+        assert all("'status'" in str(plan) and "were left out" in str(plan) for plan in plans)
+        assert q.load(target, columns=columns).new == 0
+        asked = q.plan(target, columns={**columns, "status": "status"})
+        assert [column.name for column in asked.columns] == ["prompt", "style", "status"]
+
+
+def test_a_file_that_save_wrote_is_the_same_rows_again(q, book, tmp_path):
+    q.put({"prompt": "by hand", "status": "mine", "payload.x": 1})
+    for name in ("all.xlsx", "all.jsonl"):
+        plan = q.plan(q.save(tmp_path / name).path)
+        assert (plan.jobs, plan.same) == (0, 6), str(plan)
+    frame = q.plan(q.to_frame())
+    assert (frame.jobs, frame.same) == (0, 6)
+
+
+def test_columns_that_only_look_a_little_like_results_are_yours(tmp_path):
+    rows = [{"prompt": "a", "file": "b.png", "status": "mine", "cost": 3, "error": "none"}]
+    with Queue(tmp_path / "q.db") as q:
+        q.plan(rows).put()
+        assert q.job(1).payload == rows[0]
+
+
 @needs_office
 def test_libreoffice_opens_the_workbook_with_the_results_in_it(q, book, tmp_path):
     saved = q.save_into(book, tmp_path / "out.xlsx", sheet="Shots")

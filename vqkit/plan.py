@@ -467,11 +467,6 @@ def make(
     plan.columns = tuple(watched.seen.values())
     is_workbook = table.sheet is not None
     notes = [note for column in plan.columns for note in column.notes(is_workbook=is_workbook)]
-    if {"status", "file", "cost", "error"} <= {column.name for column in plan.columns}:
-        notes.append(
-            "The columns status, file, cost and error look like results that save_into added;"
-            " here they are part of what each job is given. columns=[…] chooses others."
-        )
     if renamed is not None:
         plan._said = (
             f"{was_named} is {renamed} under another name: that file is not there any more, and"

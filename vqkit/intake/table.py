@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import SheetError
 from ..job import RowProblem
+from .results import written
 
 __all__ = [
     "Bad",
@@ -119,9 +120,11 @@ class Table:
         known = reading.columns if reading.columns is not None else _keys(ahead)
         if not known and not ahead:  # an empty list has no columns, and no row to miss one
             columns = None
+        self._is_asked = columns is not None
         self._chosen = None if columns is None else _choose(columns, known, self.source)
+        self._leave_out_results(known, columns)
         self.columns = tuple(filter(None, known if self._chosen is None else self._chosen.values()))
-        if self._chosen is None:
+        if not self._is_asked:
             _refuse_stray(ahead, self.source)
         self._header = reading.columns
         self._reopen = reopen
@@ -140,11 +143,29 @@ class Table:
             records = reading.records
         return (self._item(number, record) for number, record in records)
 
+    def _leave_out_results(self, known: tuple[str, ...], columns: Columns | None) -> None:
+        """What vqkit wrote there is no part of a row, unless `columns` names it."""
+        named: Iterable[str] = () if columns is None else columns
+        own = written(known)
+        left_out = [name for name in own.left_out if name not in named]
+        if not left_out or isinstance(columns, Sequence):
+            return
+        chosen = self._chosen or {name: name for name in known if name}
+        self._chosen = {
+            name: to if name in named else own.renamed.get(name, to)
+            for name, to in chosen.items()
+            if name not in left_out
+        }
+        self.notes += (
+            f"Columns {left_out[0]!r} to {left_out[-1]!r} hold results that vqkit saved there; they"
+            " were left out. To read one all the same, name it in columns=….",
+        )
+
     def __repr__(self) -> str:
         return f"Table({self.source!r}, columns={self.columns!r})"
 
     def _item(self, number: int, record: Mapping[str, Any] | Bad) -> Row | RowProblem:
-        if isinstance(record, Stray) and self._chosen is not None:
+        if isinstance(record, Stray) and self._is_asked:
             record = record.named
         if isinstance(record, Bad):
             return RowProblem(number, record.reason, self.source, record.kind)

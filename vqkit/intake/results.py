@@ -1,0 +1,63 @@
+"""Columns that vqkit wrote into a file with its results: they are no part of the file's rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+__all__ = ["Written", "written"]
+
+# What `save` writes behind the payload, in this order; before it stands "job".
+SAVED = (
+    *("status", "stage", "attempts", "account", "output", "cost", "created", "started"),
+    *("finished", "error", "error_line", "result", "seed", "source", "row", "batch", "key"),
+)
+PREFIX = "payload."  # before a payload's name that `save` needs for itself
+# What `save_into` writes, side by side; a name that the sheet had before is marked.
+BESIDE = (r"status", r"file", r"file \d+", r"cost", r"error")
+MARK = r"(?: \(vqkit\))*"
+
+
+class Written(NamedTuple):
+    """The names that vqkit wrote and that are left out, and {name: what it is in a payload}."""
+
+    left_out: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = MappingProxyType({})
+
+
+def written(names: Sequence[str]) -> Written:
+    """Which of a header's names are vqkit's own, told by how they stand together.
+
+    Of what `save` wrote the column "key" stays: by it each row is known.
+    """
+    width = len(SAVED)
+    for at in range(len(names) - width + 1):
+        if tuple(names[at : at + width]) == SAVED:
+            first = ("job",) if names[0] == "job" else ()
+            own = (*first, *SAVED[:-1])
+            renamed = {name: name[len(PREFIX) :] for name in names if name.startswith(PREFIX)}
+            return Written(own, {name: to for name, to in renamed.items() if to})
+    found: list[str] = []
+    at = 0
+    while at < len(names):
+        length = _beside(names[at:])
+        found += names[at : at + length]
+        at += length or 1
+    return Written(tuple(found))
+
+
+def _beside(names: Sequence[str]) -> int:
+    """How many names from the first on `save_into` wrote; 0 where it did not."""
+    status, file, more, cost, error = BESIDE
+    n = 2
+    while n < len(names) and _is(names[n], more):
+        n += 1
+    wanted = [status, file, *[more] * (n - 2), cost, error]
+    is_whole = len(names) >= len(wanted)
+    return len(wanted) if is_whole and all(map(_is, names, wanted)) else 0
+
+
+def _is(name: str, wanted: str) -> bool:
+    return re.fullmatch(wanted + MARK, name) is not None
