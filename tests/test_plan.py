@@ -19,6 +19,7 @@ from vqkit import plan as plan_module
 from vqkit.errors import JobsFailed, SheetError, UsageError
 from vqkit.estimate import estimate
 from vqkit.job import Account
+from vqkit.recolumned import Recolumned, compared
 
 Rows = list[list[Any]]
 
@@ -458,6 +459,109 @@ def test_a_job_put_by_hand_too_is_not_cancelled_with_its_row(q: Queue, sheet: Sh
     q.plan(sheet([["owl", 1]])).put(cancel_gone=True)
     assert prompts(q, status="queued") == ["bee", "fox", "owl"]
 
+
+# --- The same rows under other columns
+
+NOTED = ("Prompt", "n", "note")
+
+
+def noted(q: Queue, sheet: Sheet, **how: Any) -> Path:
+    """A sheet of four rows with remarks in two of them, put and done."""
+    q.accounts.add("a", provider="p", capacity=3, price=0.25)
+    rows = [[f"prompt {n}", n, "good" if n < 2 else ""] for n in range(4)]
+    path = sheet(rows, header=NOTED)
+    q.load(path, **how)
+
+    def p(job: Any) -> None: ...
+
+    q.run(p)
+    return path
+
+
+def test_columns_forgotten_once_are_told_and_load_puts_nothing(q: Queue, sheet: Sheet) -> None:
+    columns = {"Prompt": "prompt", "note": None}
+    path = noted(q, sheet, columns=columns)
+    told = (
+        "4 of the rows to put are there already with other columns: 'prompt' is 'Prompt' now,"
+        " 'note' is new. Say columns={'Prompt': 'prompt', 'note': None} to have them as they are,"
+        f" or put all that is to put ($1.00): q.plan({str(path)!r}).put()"
+    )
+    with pytest.raises(SheetError) as refused:
+        q.load(path)
+    assert str(refused.value) == f"nothing was put, for it would be paid again. {told}"
+    assert len(q) == 4
+    assert q.load(path, columns=columns).existing == 4
+    plan = q.plan(path)
+    assert told in plan.notes
+    assert told in str(plan)
+    assert (plan.changed, plan.beside, plan.new, plan.gone) == (4, 4, 0, 0)
+    added = plan.put()
+    assert (added.new, added.notes) == (4, (told,))
+    assert q.load(path).existing == 4  # what was put so is there
+
+
+def test_a_renamed_column_is_told(q: Queue, sheet: Sheet) -> None:
+    noted(q, sheet)
+    rows = [[f"prompt {n}", n, "good" if n < 2 else ""] for n in range(4)]
+    path = sheet(rows, header=("text", "n", "note"))
+    with pytest.raises(SheetError, match=r"'Prompt' is 'text' now. Say columns=\{'text': 'Prompt'"):
+        q.load(path)
+    assert q.plan(path, columns={"text": "Prompt"}).same == 4
+
+
+def test_the_first_remark_in_a_column_that_was_blank_is_told(q: Queue, sheet: Sheet) -> None:
+    rows = [[f"prompt {n}", n, ""] for n in range(9)]
+    q.load(sheet(rows, header=NOTED))
+    finish(q)
+    rows[3][2] = "great, keep this one"
+    path = sheet(rows, header=NOTED)
+    with pytest.raises(SheetError, match=r"1 of the rows to put is there already .* columns=\{'no"):
+        q.load(path)
+    assert q.plan(path, columns={"note": None}).same == 9
+    assert q.plan(path).put().beside == 1
+
+
+def test_a_column_that_is_no_more_is_told(q: Queue, sheet: Sheet) -> None:
+    noted(q, sheet)
+    path = sheet([[f"prompt {n}", n] for n in range(4)], header=NOTED[:2])
+    with pytest.raises(SheetError, match=r"'note' is not there any more. To put all that is"):
+        q.load(path)
+
+
+def test_a_cell_filled_in_or_edited_is_an_edit_and_is_put(q: Queue, sheet: Sheet) -> None:
+    noted(q, sheet)
+    rows = [[f"prompt {n}", n, "good" if n < 3 else ""] for n in range(4)]
+    path = sheet(rows, header=NOTED)
+    assert q.plan(path).recolumned is None
+    assert (q.load(path).beside, len(q)) == (1, 5)
+
+
+def test_rows_not_begun_take_other_columns_in_their_place(q: Queue, sheet: Sheet) -> None:
+    path = sheet(rows_of(3))
+    q.load(path)
+    added = q.load(path, columns={"n": None})
+    assert (added.changed, added.new, added.gone) == (3, 0, 0)
+    assert [job.payload for job in q.jobs()] == [{"prompt": f"prompt {n}"} for n in range(3)]
+
+
+def test_columns_asked_for_only_now_are_told(q: Queue, sheet: Sheet) -> None:
+    path = noted(q, sheet)
+    with pytest.raises(SheetError, match=r"Leave out columns= as the last time, or put all"):
+        q.load(path, columns=["Prompt"])
+
+
+def test_with_which_columns_rows_would_be_what_was_put() -> None:
+    rows = [({"Text": n, "m": 1, "x": 5}, {"text": n, "m": 1}) for n in range(3)]
+    found = compared(rows, {"text", "m"})
+    assert found == Recolumned(("x",), (), {"Text": "text"}, 3)
+    assert found.columns({"A": "Text", "B": "m"}) == {"A": "text", "B": "m", "x": None}
+    assert found.columns(["Text", "m", "x"]) is None
+    assert found._replace(renamed={}).columns(["m", "x"]) == ["m"]
+    edited = [({**new, "m": 2}, old) for new, old in rows]
+    assert compared(edited, {"text", "m"}) is None
+
+
+# --- Two sheets once more
 
 KEYED = ("key", "prompt")
 

@@ -29,8 +29,9 @@ from .intake.settings import SETTINGS
 from .intake.table import Row, Table
 from .job import Added, Job, JobSpec, RowProblem
 from .notebook.counting import counted
+from .recolumned import Recolumned, compared
 from .snapshot import duration_text
-from .store.base import SheetJobs
+from .store.base import JobFilter, SheetJobs
 from .store.rows import (
     Holder,
     differs,
@@ -53,6 +54,7 @@ CHUNK = 500
 PROBLEMS_KEPT = 20  # of each kind
 PROBLEMS_SHOWN = 10
 ROWS_SHOWN = 8
+ROWS_LOOKED_AT = 200  # for what became of their columns
 ROWS_COMPARED = 1000  # of a file that may be a renamed one
 SPOOL_BYTES = 8 << 20
 # The setting {source: [path as seen from the queue, sheet, columns= of the last put]}; what an
@@ -158,6 +160,7 @@ class Plan:
         self.same_by_status: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.problems: tuple[RowProblem, ...] = ()
+        self.recolumned: Recolumned | None = None  # for that alone much would be put again
         self.columns: tuple[Column, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.new_rows: list[int] = []
@@ -474,27 +477,39 @@ def make(
         )
     elif table.path is not None and table.path.name not in table.source:
         notes.append(f"{table.path.name} was {table.source}, and its jobs are still called that.")
-    plan.notes = (*table.notes, *notes, *plan._said)
     if spool is not None:
-        plan.notes += (
+        notes.append(
             "The rows came from a generator: they were read now, once, and wait in a temporary"
-            " file for put().",
+            " file for put()."
         )
     _estimate(plan, queue, comparison, seconds_each)
+    if plan.recolumned is not None:
+        plan._said += (_recolumned_text(plan, queue, plan.recolumned),)
+    plan.notes = (*table.notes, *notes, *plan._said)
     return plan
 
 
 def load(queue: Putting, table: Table, defaults: dict[str, Any]) -> Added:
-    """A plan and its `put` in one; a source that is put for the first time is read once."""
+    """A plan and its `put` in one; a source that is put for the first time is read once.
+
+    Raises SheetError, and puts nothing, where most of what was begun or done would be put again
+    only because the columns are others.
+    """
     if table.path is not None:
         if _renamed_from(queue, table, defaults) is not None:
             return make(queue, table, defaults).put()
-        table.source = _claim(queue, table)
+        table.source = _claim(queue, table, is_put=False)
     defaults = _named(queue, table, defaults)
     absent = _absent(queue, table.source)
     scope = _scope(queue, defaults["batch"], table.source, absent)
     if scope is not None and len(scope.rows):
-        return make(queue, table, defaults).put()
+        plan = make(queue, table, defaults)
+        if plan.recolumned is not None:
+            raise SheetError(
+                f"nothing was put, for it would be paid again. {plan._said[-1]}", source=plan.source
+            )
+        return plan.put()
+    _claim(queue, table, table.source)
     rows = intake.specs(table, **defaults)
     # Of a million rows the ids would take 100 MB.
     return queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={}, absent=absent)
@@ -550,6 +565,9 @@ class _Comparison:
         self._rows, self._samples, self._anchors = array("q"), array("q"), array("q")
         self._refused: list[tuple[int, int]] = []  # row, and the job of the row before it
         self._names: set[str] = set()
+        # Of some rows that would be put: what they hold, and what they had where that is known.
+        self._looked_at: dict[int, Mapping[str, Any]] = {}
+        self._pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
         self._lane_numbers: dict[Lane, int] = {}
         self._lanes_of: array[int] = array("q")
 
@@ -623,6 +641,8 @@ class _Comparison:
         else:
             self._plan.beside_waiting += not found.is_terminal
         self._plan._replaced.append(found.number)
+        if len(self._pairs) < ROWS_LOOKED_AT:
+            self._pairs.append((job.payload, found.payload))
 
     def _changed(self, job: Job) -> None:
         self._plan.changed += 1
@@ -636,6 +656,8 @@ class _Comparison:
             _note(self._plan.new_rows, job.row)
             self._count(lane)
             return
+        if len(self._looked_at) < ROWS_LOOKED_AT:
+            self._looked_at.setdefault(job.row or 0, job.payload)
         self._rows.append(job.row or 0)
         self._samples.append(job.sample)
         self._anchors.append(self._anchor)
@@ -666,10 +688,15 @@ class _Comparison:
             if not olds or (olds[-1].row, olds[-1].anchor) != (row, anchor):
                 olds.append(_Place(row, anchor))
             olds[-1].jobs[scope.states[at] >> 2] = at
-        # A source none of whose rows is there is taken for another one, not for an edited one.
-        pairs = []
-        if MET in self._is_met:
-            pairs = _paired(olds, news, is_in_order=self._is_in_order)
+        # A source none of whose rows is there is taken for another one, not for an edited one,
+        # unless only its columns are others.
+        pairs = _paired(olds, news, is_in_order=self._is_in_order)
+        is_known = MET in self._is_met
+        recolumned = self._recolumned(
+            [(old, new) for old, new in pairs if is_known or old.row == new.row], scope
+        )
+        if not (is_known or recolumned):
+            pairs = []
         earlier = {
             new.jobs[sample]: old.jobs[sample]
             for old, new in pairs
@@ -698,6 +725,7 @@ class _Comparison:
             plan.beside_shared += state == 3
             if state == 3:
                 theirs.append(number)
+        plan.recolumned = recolumned if plan.beside > plan.beside_shared else None
         for number, state in zip(scope.numbers, scope.states, strict=True):
             if self._is_met[number] == UNMET:
                 is_shared = state & 3 == 3
@@ -710,6 +738,29 @@ class _Comparison:
         me = (plan.source, plan.batch or "")
         names = self._queue._read(lambda s: s.names_of_holders(theirs, me, self._absent))
         plan.others = tuple(sorted(self._names | names))
+
+    def _recolumned(
+        self, places: list[tuple[_Place, _Place]], scope: SheetJobs
+    ) -> Recolumned | None:
+        """What became of the columns, if the rows that would be put differ by that alone."""
+        numbers = {
+            new.row: scope.numbers[next(iter(old.jobs.values()))]
+            for old, new in places
+            if new.row in self._looked_at
+        }
+        if not (numbers or self._pairs):
+            return None
+        asked = (*numbers.values(), *scope.numbers[:ROWS_LOOKED_AT])
+        known = self._queue._read(lambda s: s.jobs(JobFilter(numbers=asked)))
+        payloads = {job.number: job.payload for job in known}
+        pairs = [
+            (self._looked_at[row], payloads[number])
+            for row, number in numbers.items()
+            if number in payloads
+        ]
+        before = {name for payload in payloads.values() for name in payload}
+        before.update(name for _, old in self._pairs for name in old)
+        return compared([*pairs, *self._pairs], before)
 
 
 @dataclass(slots=True)
@@ -824,9 +875,14 @@ def _name_of(table: Table, mine: Place, known: Mapping[str, Any]) -> str:
 
 
 def _claim(
-    queue: Putting, table: Table, planned: str | None = None, *, renamed: str | None = None
+    queue: Putting,
+    table: Table,
+    planned: str | None = None,
+    *,
+    renamed: str | None = None,
+    is_put: bool = True,
 ) -> str:
-    """Names the source for good, with the columns that were asked for; returns its name.
+    """Names the source for good, with the columns it `is_put` with; returns its name.
 
     In one transaction: of two files of one name, put at once, only one gets it; a file that was
     `renamed` keeps its name. Raises SheetError if the name is not the `planned` one any more.
@@ -849,7 +905,8 @@ def _claim(
                 f" made, and nothing was put; look at a new one: q.plan({str(table.path)!r})",
                 source=planned,
             )
-        return {**(known or {}), name: [*mine, table.asked]}
+        old = (known or {}).get(name, mine)
+        return {**(known or {}), name: [*mine, *([table.asked] if is_put else old[2:])]}
 
     queue._write(lambda store: store.change_setting(SOURCES, claim))
     return name
@@ -874,6 +931,33 @@ def _place(queue: Looking, path: Path, sheet: str | None) -> Place:
     with suppress(ValueError):  # on another drive
         path = Path(os.path.relpath(path, queue.path.parent))
     return [path.as_posix(), sheet]
+
+
+def _recolumned_text(plan: Plan, queue: Looking, changed: Recolumned) -> str:
+    """What became of the columns, and the ways out of putting all of it again."""
+    asked, before = plan._table.asked, None
+    known = queue._read(lambda store: store.setting(SOURCES, {}))
+    place = known.get(plan.source, ())
+    if plan._table.path is not None and len(place) > 2:
+        before = place[2]
+        if before == asked:
+            before = changed.columns(asked)
+        elif before is None:
+            before = "as the last time"
+    else:
+        before = changed.columns(asked)
+    n = "most" if changed.alike >= ROWS_LOOKED_AT else f"{changed.alike:,}"
+    are = "is" if changed.alike == 1 else "are"
+    text = f"{n} of the rows to put {are} there already with other columns: {changed}. "
+    if isinstance(before, str):
+        text += f"Leave out columns= {before}, or put all that is to put"
+    elif before is not None:
+        text += f"Say columns={before!r} to have them as they are, or put all that is to put"
+    else:
+        text += "To put all that is to put"
+    cost = f" ({plan._cost_text()})" if plan.estimate.high else ""
+    source = "…" if plan._table.path is None else repr(str(plan._table.path))
+    return f"{text}{cost}: q.plan({source}).put()"
 
 
 def _estimate(

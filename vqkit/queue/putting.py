@@ -160,7 +160,9 @@ class Putting(Changing):
 
         Again, it puts what is new or changed since; see `plan`. The batch is named after the
         file unless told otherwise; ``q.jobs(batch=…)`` has the jobs, `Added.ids` is left empty.
-        Raises SheetError for a source that cannot be read as rows, before anything is put.
+        Raises SheetError for a source that cannot be read as rows, before anything is put; also
+        where most of what would be put was begun or done already and differs only by its columns:
+        `plan` shows that, and its `put` does it all the same.
         """
         from .. import plan
 
