@@ -599,6 +599,7 @@ def test_a_plan_names_the_other_sheet_that_has_an_edited_row(q: Queue, sheet: Sh
     assert (plan.beside, plan.beside_shared) == (1, 1)
     assert "1 in a.csv too: a new job each, and the earlier one stays theirs" in str(plan)
     assert "begun or done" not in str(plan)
+    assert "whose earlier jobs are other sheets' too, or had begun, and stay" in str(plan.put())
 
 
 def test_a_row_that_is_refused_is_not_gone(q: Queue, sheet: Sheet) -> None:
@@ -798,6 +799,67 @@ def test_whatever_becomes_of_one_sheet_the_other_has_its_jobs(
                 assert after.same_by_status == before.same_by_status
             if is_finished:
                 finish(q)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["a.csv", "b.csv"]),
+        st.dictionaries(st.sampled_from("123"), st.sampled_from("xyz"), min_size=1),
+        st.sampled_from(["", "finish", "fail", "rename"]),
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=STEPS)
+def test_every_row_has_its_job_and_nothing_waits_that_no_sheet_has(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, dict[str, str], str]],
+    is_keyed: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("two")
+    names = {"a.csv": "a.csv", "b.csv": "b.csv"}
+    there: dict[str, set[tuple[str, str]]] = {}
+    with Queue(folder / "q.db") as q:
+        for sheet, rows, then in steps:
+            path = folder / names[sheet]
+            if then == "rename" and path.exists():
+                names[sheet] = f"{sheet[0]}{len(names[sheet])}.csv"
+                path = path.rename(folder / names[sheet])
+                q.plan(path).put(cancel_gone=True)  # with no row left nobody could tell
+            head = "key,prompt" if is_keyed else "n,prompt"
+            path.write_text("\n".join([head, *(f"{k},{text}" for k, text in rows.items())]))
+            plan = q.plan(path)
+            refused = {problem.row for problem in plan.problems}
+            added = plan.put(cancel_gone=True)
+            assert (added.new, added.changed) == (plan.new + plan.beside, plan.in_place)
+            assert (added.again, added.skipped) == (plan.again, len(refused))
+            runs = enumerate(rows.items(), 2)
+            there[sheet] = {row for number, row in runs if number not in refused}
+            if then in ("finish", "fail"):
+                fail(q, *("xyz" if then == "fail" else ""))
+            own = "key" if is_keyed else "n"
+            live = [
+                (job.key.split("@")[0] if is_keyed else job.payload[own], job.payload["prompt"])
+                for job in q.jobs(status=("queued", "completed", "failed"))
+            ]
+            waiting = {
+                (job.key.split("@")[0] if is_keyed else job.payload[own], job.payload["prompt"])
+                for job in q.jobs(status="queued")
+            }
+            wanted = set().union(*there.values())
+            assert wanted <= set(live)
+            assert len(live) == len(set(live))
+            if not refused:
+                assert waiting <= wanted
+            again = q.plan(path)
+            assert (again.jobs, again.same, again.gone) == (0, len(there[sheet]), 0)
+            assert q._write(lambda s: s.verify_counts()) == {}
 
 
 # --- put does what was shown

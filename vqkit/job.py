@@ -268,9 +268,10 @@ class Added:
     `changed` jobs were queued and took the new payload. `conflicts` had already started:
     they keep the payload they ran with. `problems` are rows that were skipped, the first
     thousand of `skipped`. Of the new jobs `beside` stand for a changed row whose earlier job
-    had begun, or is another sheet's too, and stays as it is. `gone` jobs are kept, and their
-    rows are no longer there. `again` jobs were cancelled because their rows were gone; these
-    are back, and so the jobs are queued again. `notes` are sentences on what else to know.
+    had begun, or (`beside_shared`) is another sheet's too, and stays as it is. `gone` jobs are
+    kept, and their rows are no longer there. `again` jobs were cancelled because their rows were
+    gone; these are back, and so the jobs are queued again. `notes` are sentences on what else to
+    know.
     """
 
     new: int = 0
@@ -285,6 +286,7 @@ class Added:
     skipped: int = 0
     again: int = 0
     notes: tuple[str, ...] = ()
+    beside_shared: int = 0
 
     def __repr__(self) -> str:
         return f"<Added: {self}>"
@@ -292,7 +294,8 @@ class Added:
     def __str__(self) -> str:
         parts = [f"{self.new} new"]
         if self.beside:
-            parts[0] += f" ({self.beside} for changed rows, whose earlier jobs stay)"
+            why = "are other sheets' too, or had begun," if self.beside_shared else "had begun"
+            parts[0] += f" ({self.beside} for changed rows, whose earlier jobs {why} and stay)"
         if self.again:
             parts.append(f"{self.again} put again (cancelled when their rows were gone)")
         if self.existing:
@@ -324,6 +327,7 @@ class Added:
             gone=sum(part.gone for part in parts),
             skipped=sum(part.skipped for part in parts),
             again=sum(part.again for part in parts),
+            beside_shared=sum(part.beside_shared for part in parts),
         )
 
 

@@ -186,7 +186,7 @@ class RowVerbs(PaidVerbs):
             shares = self.shares({*by_number, *others, *(job.number for job in known.values())})
             fresh, changed, ids, moved, left, held = [], [], [], [], [], []
             owned, again, problems = [], [], []
-            existing = conflicts = beside = 0
+            existing = conflicts = beside = beside_shared = 0
             for job in jobs:
                 found = known.get(job.key or "") if job.key else None
                 if found is None and job.id in known_ids:
@@ -216,6 +216,7 @@ class RowVerbs(PaidVerbs):
                         known[job.key] = job
                     if old is not None:
                         beside += 1
+                        beside_shared += is_untouched(old)
                         left.append((old, job))
                 elif found is None or not found.number:
                     existing += 1
@@ -291,6 +292,7 @@ class RowVerbs(PaidVerbs):
             ids=tuple(ids),
             beside=beside,
             again=len(again),
+            beside_shared=beside_shared,
         )
 
 
