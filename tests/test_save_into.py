@@ -18,7 +18,7 @@ from openpyxl.worksheet.table import Table
 from PIL import Image as Picture
 
 from vqkit import Queue, Retry
-from vqkit.errors import UsageError
+from vqkit.errors import SheetError, UsageError
 
 SAMPLES = Path(__file__).parent.parent / "data" / "samples"
 YELLOW = PatternFill("solid", fgColor="FFFF00")
@@ -462,6 +462,9 @@ def test_the_workbook_with_the_results_is_the_same_rows_again(tmp_path, is_in_pl
         assert [(plan.jobs, plan.same) for plan in plans] == [(0, 4)] * 3
         assert all("'status'" in str(plan) and "were left out" in str(plan) for plan in plans)
         assert q.load(target, columns=columns).new == 0
+        with pytest.raises(SheetError, match=r"4 of the rows to put are there .* 'Prompt' now"):
+            q.load(target if is_in_place else target.rename(tmp_path / "copy.xlsx"))
+        target = target if is_in_place else tmp_path / "copy.xlsx"
         asked = q.plan(target, columns={**columns, "status": "status"})
         assert [column.name for column in asked.columns] == ["prompt", "style", "status"]
 

@@ -55,7 +55,7 @@ PROBLEMS_KEPT = 20  # of each kind
 PROBLEMS_SHOWN = 10
 ROWS_SHOWN = 8
 ROWS_LOOKED_AT = 200  # for what became of their columns
-ROWS_COMPARED = 1000  # of a file that may be a renamed one
+ROWS_COMPARED = 1000  # of a file that may be a renamed one, and of rows that others have
 SPOOL_BYTES = 8 << 20
 # The setting {source: [path as seen from the queue, sheet, columns= of the last put]}; what an
 # older version kept has no columns.
@@ -143,8 +143,9 @@ class Plan:
     were put from this source and their rows are no longer in it: they are kept. Not gone, but
     `gone_elsewhere`, are those that were put from another sheet or by hand too. `rows` is
     how many rows run, `skipped` how many do not by kind of reason, `problems` the first of
-    each kind. `columns` say what each column is taken for, `estimate` what it costs and how
-    long it takes.
+    each kind. `recolumned` says what became of the columns where most of what is there would be
+    put again only for that. `columns` say what each column is taken for, `estimate` what it costs
+    and how long it takes.
     """
 
     def __init__(self, queue: Putting, table: Table, defaults: dict[str, Any]) -> None:
@@ -502,7 +503,7 @@ def load(queue: Putting, table: Table, defaults: dict[str, Any]) -> Added:
     defaults = _named(queue, table, defaults)
     absent = _absent(queue, table.source)
     scope = _scope(queue, defaults["batch"], table.source, absent)
-    if scope is not None and len(scope.rows):
+    if (scope is not None and len(scope.rows)) or table.has_results:
         plan = make(queue, table, defaults)
         if plan.recolumned is not None:
             raise SheetError(
@@ -652,6 +653,8 @@ class _Comparison:
     def _see_new(self, job: Job) -> None:
         lane = (job.provider, job.pinned_account)
         if self._scope is None or not len(self._scope.rows):
+            if self._plan._table.has_results and len(self._looked_at) < ROWS_LOOKED_AT:
+                self._looked_at.setdefault(job.row or 0, job.payload)
             self._plan.new += 1
             _note(self._plan.new_rows, job.row)
             self._count(lane)
@@ -669,6 +672,8 @@ class _Comparison:
     def end(self) -> None:
         """Pairs what is left on both sides, and counts it."""
         plan, scope = self._plan, self._scope
+        if plan._table.has_results and not (scope and len(scope.rows)) and not plan.same:
+            plan.recolumned = self._results_of_another()
         if scope is None:
             return
         news: list[_Place] = []
@@ -725,7 +730,8 @@ class _Comparison:
             plan.beside_shared += state == 3
             if state == 3:
                 theirs.append(number)
-        plan.recolumned = recolumned if plan.beside > plan.beside_shared else None
+        if plan.beside > plan.beside_shared:
+            plan.recolumned = recolumned
         for number, state in zip(scope.numbers, scope.states, strict=True):
             if self._is_met[number] == UNMET:
                 is_shared = state & 3 == 3
@@ -736,8 +742,29 @@ class _Comparison:
                 plan.gone_waiting += state & 3 < 2
                 plan._gone.append(number)
         me = (plan.source, plan.batch or "")
-        names = self._queue._read(lambda s: s.names_of_holders(theirs, me, self._absent))
+        some = theirs[:ROWS_COMPARED]  # enough to know whose they are
+        names = self._queue._read(lambda s: s.names_of_holders(some, me, self._absent))
         plan.others = tuple(sorted(self._names | names))
+
+    def _results_of_another(self) -> Recolumned | None:
+        """What became of the columns, if these are the results of a sheet the queue knows.
+
+        A workbook with results is known by its rows only where it is read as its sheet was.
+        """
+        known = self._queue._read(lambda s: s.setting(SOURCES, {}))
+        for name in reversed(known):
+            scope = _scope(self._queue, name, name, self._absent)
+            assert scope is not None
+            places = [
+                (_Place(row, 0, {0: at}), _Place(row, 0))
+                for at, row in enumerate(scope.rows)
+                if row in self._looked_at and scope.states[at] in (1, 2)
+            ]
+            if 2 * len(places) >= len(self._looked_at):
+                found = self._recolumned(places, scope)
+                if found is not None:
+                    return found
+        return None
 
     def _recolumned(
         self, places: list[tuple[_Place, _Place]], scope: SheetJobs

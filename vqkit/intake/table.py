@@ -89,7 +89,8 @@ class Table:
     `path` is the file or folder (None for rows in memory), `name` its name, `asked` the
     `columns` that were asked for, `sheet` a
     workbook's sheet, `source` both as a job names them, `columns` the header as chosen,
-    `notes` sentences on how it was read. Iterating gives a `Row` or a `RowProblem` for every
+    `notes` sentences on how it was read, `has_results` whether vqkit has written into it, as its
+    heads tell. Iterating gives a `Row` or a `RowProblem` for every
     row that is not blank; iterating again reads again, and raises SheetError where that is
     impossible (`is_once`: a generator) or the columns have changed.
     """
@@ -122,6 +123,7 @@ class Table:
             columns = None
         self._is_asked = columns is not None
         self._chosen = None if columns is None else _choose(columns, known, self.source)
+        self.has_results = bool(written(known).left_out)
         self._leave_out_results(known, columns)
         self.columns = tuple(filter(None, known if self._chosen is None else self._chosen.values()))
         if not self._is_asked:
