@@ -602,6 +602,13 @@ def test_a_plan_names_the_other_sheet_that_has_an_edited_row(q: Queue, sheet: Sh
     assert "whose earlier jobs are other sheets' too, or had begun, and stay" in str(plan.put())
 
 
+def test_a_plan_names_the_other_batch_of_the_same_sheet(q: Queue, sheet: Sheet) -> None:
+    for batch in ("x", "y"):
+        q.load(sheet([["fox", 1], ["owl", 2]]), batch=batch)
+    plan = q.plan(sheet([["red fox", 1], ["owl", 2]]), batch="y")
+    assert "1 in the batch x too: a new job each" in str(plan)
+
+
 def test_a_row_that_is_refused_is_not_gone(q: Queue, sheet: Sheet) -> None:
     q.load(sheet([["k1", "fox"]], name="a.csv", header=KEYED))
     q.load(sheet([["k2", "owl"], ["k3", "cat"]], name="b.csv", header=KEYED))

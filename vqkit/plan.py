@@ -34,6 +34,7 @@ from .snapshot import duration_text
 from .store.base import JobFilter, SheetJobs
 from .store.rows import (
     Holder,
+    called,
     differs,
     holder_of,
     holders,
@@ -638,7 +639,7 @@ class _Comparison:
         self._plan.beside += 1
         if others:
             self._plan.beside_shared += 1
-            self._names.update(source for source, _ in others)
+            self._names.update(called(holder, holder_of(job)) for holder in others)
         else:
             self._plan.beside_waiting += not found.is_terminal
         self._plan._replaced.append(found.number)

@@ -21,6 +21,7 @@ __all__ = [
     "RowVerbs",
     "Verdict",
     "Versions",
+    "called",
     "differs",
     "holder_of",
     "holders",
@@ -108,14 +109,14 @@ class RowVerbs(PaidVerbs):
                 )
 
     def names_of_holders(self, numbers: Sequence[int], but: Holder, absent: Set[str]) -> set[str]:
-        """The sources that have some of these jobs, but one; '' for a hand."""
+        """Who has some of these jobs, but one, as a person calls them; '' for a hand."""
         found: set[str] = set()
         for start in range(0, len(numbers), PUT_CHUNK):
             jobs = self._jobs_by_number(set(numbers[start : start + PUT_CHUNK]))
             shares = self.shares(jobs.keys())
             for number, job in jobs.items():
                 has = holders(job, shares.get(number, {}), absent)
-                found.update(source for source, _ in has - {but})
+                found.update(called(holder, but) for holder in has - {but})
         return found
 
     def _let_go(self, jobs: Iterable[Job], holder: Holder, now_ms: int) -> list[Job]:
@@ -299,6 +300,12 @@ class RowVerbs(PaidVerbs):
 def holder_of(job: Job) -> Holder:
     """The sheet or the hand that a job belongs to first."""
     return job.source or "", job.batch or ""
+
+
+def called(holder: Holder, me: Holder) -> str:
+    """What a person calls a sheet: its source, or its batch where the source is `me` too."""
+    source, batch = holder
+    return f"the batch {batch}" if source and source == me[0] else source
 
 
 def holders(job: Job, shares: Mapping[Holder, int | None], absent: Set[str]) -> set[Holder]:
