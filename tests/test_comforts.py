@@ -175,7 +175,7 @@ def test_completion_shows_what_a_user_needs_and_all_of_it_is_there(q: Queue) -> 
 
 def test_rich_draws_the_queue(q: Queue) -> None:
     q.put_many([{"prompt": f"[bold]{n}[/bold]"} for n in range(4)])
-    q.accounts.add("[red]studio", provider="p", capacity=2)
+    q.accounts.add("[red]studio", provider="lambda", capacity=2)
     drain(q, lambda job: 1)
     console = Console(file=io.StringIO(), width=100, color_system=None)
     console.print(q)

@@ -1412,6 +1412,25 @@ def test_each_model_has_slots_of_its_own_where_the_provider_says_so(studio: Stud
         assert account.slots_text == "0 of 2 of each model"
 
 
+@pytest.mark.parametrize("column", ["model", "Model", " MODEL "])
+def test_models_are_limited_whatever_the_letters_of_their_column(
+    tmp_path: Path, column: str
+) -> None:
+    at_work, most = [], []
+
+    async def studio(job: Any) -> None:
+        at_work.append(job.number)
+        most.append(len(at_work))
+        await asyncio.sleep(0.01)
+        at_work.remove(job.number)
+
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider=studio, capacity=4, model_capacity={"gen4": 1})
+        q.put_many([{"n": n, column: "gen4"} for n in range(4)])
+        q.run(studio).check()
+    assert max(most) == 1
+
+
 def test_a_model_that_is_refused_rests_alone_is_shown_and_unparked(tmp_path: Path) -> None:
     clock, begun = ManualClock(), []
 
@@ -1460,7 +1479,7 @@ def test_capacities_of_models_are_changed_and_checked(tmp_path: Path) -> None:
         q.accounts.set_capacity("a", 5, model="gen3")
         assert q.accounts["a"].limits["model_capacity"] == {"gen4": 2, "gen3": 5}
         assert q.accounts["a"].capacity == 3
-        q.accounts.add("a", provider="p", capacity=3)
+        q.accounts.add("a", model_capacity=None)
         assert not q.accounts["a"].is_by_model
         for wrong in ({"gen4": 0}, {"": 2}, {"gen4": "2"}, 3):
             with pytest.raises(UsageError):
@@ -1535,9 +1554,12 @@ def test_a_budget_is_not_passed_by_an_account_made_in_passing(tmp_path: Path, se
         q.accounts.add("studio", provider="runway", price=0.25)
         q.put({})
         setattr(q, setting, 1.0)
-        with pytest.raises(UsageError, match=r"price=…\).*or let it serve runway"):
+        with pytest.raises(UsageError, match=r"they have 'runway'.*limits, key and price"):
             q.run(render)
-        assert [a.name for a in q.accounts] == ["studio"]
+        q.accounts.remove("studio")
+        with pytest.raises(UsageError, match=r"price=…\)"):
+            q.run(render)
+        assert list(q.accounts) == []
         assert statuses(q) == {"queued": 1}
         q.accounts.add("render", provider="render")
         assert "does not count what runs on render" in str(q.snapshot())

@@ -318,6 +318,60 @@ def test_two_processes_that_make_the_same_account_at_once_do_not_trip_over_each_
     assert len(q.accounts) == 1
 
 
+def test_a_function_of_another_name_does_not_pass_the_users_accounts_by(q: Queue) -> None:
+    async def make_clip(job: Any) -> Any:
+        return job.account, job.attempt
+
+    q.accounts.add("studio-a", provider="render", capacity=1, price=0.70)
+    q.put_many([{"n": n} for n in range(3)])
+    ways_out = r"have 'render': q.run\(make_clip, provider=…\).*provider='make_clip'\)"
+    with pytest.raises(UsageError, match=ways_out):
+        q.run(make_clip)
+    assert [a.name for a in q.accounts] == ["studio-a"]
+    assert q.stats()["queued"] == 3
+    q.run(make_clip, provider="render").check()
+    assert {job.account for job in q.jobs()} == {"studio-a"}
+    q.accounts.add("studio-a", provider=make_clip)
+    q.put({"n": 3})
+    q.run(make_clip).check()
+    assert q.job(4).account == "studio-a"
+    assert str(q.accounts) == ("studio-a: provider make_clip, capacity 1, no key, $0.70 a job")
+    with pytest.raises(UsageError, match="provider goes with a handler"):
+        q.run(provider="render")
+
+
+def test_an_account_made_in_passing_is_in_no_other_functions_way(q: Queue) -> None:
+    q.put({"n": 1})
+    q.run(echo).check()
+    q.put({"n": 2})
+    q.run(lambda job: 1).check()
+    q.accounts.add("echo", price=0.1)  # now it is the user's own
+    q.put({"n": 3})
+    with pytest.raises(UsageError, match="they have 'echo'"):
+        q.run(paint)
+
+
+def test_what_is_not_said_of_an_account_stays_as_it_was(q: Queue) -> None:
+    money = {"price": 0.7, "budget": 9}
+    key = "env:STUDIO_KEY"
+    q.accounts.add("studio-a", provider="render", capacity=3, credential=key, per_minute=6, **money)
+    before = q.accounts["studio-a"]
+    q.accounts.disable("studio-a")
+    changed = q.accounts.add("studio-a", capacity=5)
+    assert str(changed) == (
+        "studio-a: provider render, capacity 5, key env:STUDIO_KEY,"
+        " 6 a minute, $0.70 a job, budget $9.00, paused"
+    )
+    assert changed.limits == before.limits
+    with pytest.raises(UsageError, match="a budget needs a price"):
+        q.accounts.add("studio-a", price=None)
+    q.accounts.add("studio-a", price=None, budget=None, credential=None)
+    assert (q.accounts["studio-a"].credential, q.accounts["studio-a"].limits) == (
+        None,
+        {"per_minute": 6},
+    )
+
+
 def test_concurrency_and_accounts_of_the_users_own_do_not_mix(q: Queue) -> None:
     q.accounts.add("a", provider="echo", capacity=2)
     with pytest.raises(UsageError, match=r"accounts of echo \(a\) have capacities of their own"):
@@ -763,7 +817,7 @@ def test_what_is_shown_is_short_and_true(q: Queue) -> None:
     drain(q, echo)
     assert repr(q) == "<Queue q.db: 4 of 4 done>"
     assert 'aria-valuenow="4"' in q._repr_html_()
-    assert repr(q.accounts) == "echo: echo, capacity 4"
+    assert repr(q.accounts) == "echo: provider echo, capacity 4, no key"
     assert str(q.snapshot()).splitlines() == [
         "4 of 4 done",
         "  echo (echo): 0 of 4 slots busy, 4 done, 0 failed",

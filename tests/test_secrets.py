@@ -417,13 +417,13 @@ def test_a_damaged_receipt_holds_its_own_job_only(tmp_path: Path) -> None:
         assert (found.level, "3 cannot be read" in found.found) == ("problem", True)
         assert "line 1, of job 1" in found.found
 
-        q.run(lambda job: job.once("submit", lambda: "new", paid=True))
+        q.run(lambda job: job.once("submit", lambda: "new", paid=True), provider="render")
         assert [job.status for job in q.jobs()] == ["in_doubt"] * 3 + ["completed"] * 3
         assert [q.job(n).result for n in (4, 5, 6)] == [{"id": "good"}, "new", "new"]
         (told,) = [e for e in q.events(job=1) if e.type == "job.doubt_noted"]
         assert "line 1 of receipts.jsonl: JSONDecodeError" in told.data["note"]
         q.resolve(1, "attach", value="t0")
-        q.run(lambda job: job.once("submit", lambda: "new", paid=True))
+        q.run(lambda job: job.once("submit", lambda: "new", paid=True), provider="render")
         assert q.job(1).result == "t0"
 
 

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from . import codec, html
 from .errors import UnknownName, UsageError
 from .job import Account, model_of
+from .providers.function import name_of
 from .secrets import check_reference, redact
 
-__all__ = ["Accounts"]
+__all__ = ["IN_PASSING", "Accounts"]
 
 CAPACITY_MAX = 10_000
+IN_PASSING = "in_passing"
+"""Among the limits of an account that was made for a handler, and not by the user."""
+
+
+class _Kept(Enum):
+    """What is not said is kept; None says that it is to be taken away."""
+
+    KEPT = "as it was"
+
+    def __repr__(self) -> str:
+        return "KEPT"
+
+
+KEPT = _Kept.KEPT
 
 
 class Accounts:
@@ -32,17 +48,22 @@ class Accounts:
         self,
         name: str,
         *,
-        provider: str = "local",
-        capacity: int = 1,
-        model_capacity: Mapping[str, int] | None = None,
-        credential: str | None = None,
-        per_minute: int | None = None,
-        group: str | None = None,
-        price: float | None = None,
-        budget: float | None = None,
+        provider: str | Callable[..., Any] | _Kept = KEPT,
+        capacity: int | _Kept = KEPT,
+        model_capacity: Mapping[str, int] | _Kept | None = KEPT,
+        credential: str | _Kept | None = KEPT,
+        per_minute: int | _Kept | None = KEPT,
+        group: str | _Kept | None = KEPT,
+        price: float | _Kept | None = KEPT,
+        budget: float | _Kept | None = KEPT,
     ) -> Account:
-        """Adds an account, or changes the one of that name, so that a cell may run again.
+        """Adds an account, or changes what is said here of the one of that name.
 
+        What is not said stays as it was, so a cell may run again and a price is not lost
+        when the slots are changed; ``price=None`` takes it away. A new account has the
+        provider ``"local"``, one slot, and nothing else.
+
+        `provider` is who does its work: the function you are going to run, or a name.
         `capacity` is how many jobs it may run at once, counted over all processes;
         `per_minute` how many it may begin in a minute. Accounts of one `group` share the
         smallest capacity among them. `credential` says where the key is, ``env:NAME`` or
@@ -55,39 +76,41 @@ class Accounts:
 
         Where a provider limits each model by itself, `capacity` is how many jobs of one
         model may run at once, and ``model_capacity={"gen4": 2}`` says it for those that
-        differ. A job's model is what its payload calls ``model``. A provider object says so
-        itself (`Capabilities.limits_scope`); for a plain function `model_capacity` does.
+        differ. A job's model is what its payload calls ``model`` (or ``Model``). A provider
+        object says so itself (`Capabilities.limits_scope`); for a plain function
+        `model_capacity` does.
 
         An account that is parked or paused stays so: see `unpark`, `enable`.
         """
         _check_name("account", name)
-        _check_name("provider", provider)
-        if budget is not None and price is None:
-            raise UsageError("a budget needs a price: what a job may cost, in dollars")
-        given = {
-            "per_minute": None if per_minute is None else check_capacity(per_minute),
-            "group": group,
-            "price": microusd("price", price),
-            "budget": microusd("budget", budget),
-            "model_capacity": None if model_capacity is None else _by_model(model_capacity),
-        }
-        account = Account(name, provider, check_capacity(capacity), check_reference(credential))
+        if callable(provider):
+            provider = name_of(provider)
+        given: dict[str, Any] = {}
+        if provider is not KEPT:
+            _check_name("provider", provider)
+            given["provider"] = provider
+        if capacity is not KEPT:
+            given["capacity"] = check_capacity(capacity)
+        if credential is not KEPT:
+            given["credential"] = check_reference(credential)
+        limits: dict[str, Any] = {IN_PASSING: None}
+        if per_minute is not KEPT:
+            limits["per_minute"] = None if per_minute is None else check_capacity(per_minute)
+        if group is not KEPT:
+            limits["group"] = group
+        if price is not KEPT:
+            limits["price"] = microusd("price", price)
+        if budget is not KEPT:
+            limits["budget"] = microusd("budget", budget)
+        if model_capacity is not KEPT:
+            limits["model_capacity"] = None if model_capacity is None else _by_model(model_capacity)
+        return self._write(name, lambda before: _changed(before, name, given, limits))
 
-        def add(before: Account | None) -> Account:
-            known = {} if before is None else before.limits
-            learned = {k: v for k, v in known.items() if k not in given}
-            limits = {k: v for k, v in given.items() if v is not None} | learned
-            added = replace(account, limits_json=codec.encode(limits))
-            if before is None:
-                return added
-            return replace(
-                added,
-                is_enabled=before.is_enabled,
-                parked_until_ms=before.parked_until_ms,
-                parked_reason=before.parked_reason,
-            )
-
-        return self._write(name, add)
+    def add_in_passing(self, name: str, capacity: int) -> Account:
+        """Makes the account of a handler that was run where there is none, under its name."""
+        limits = {IN_PASSING: True}
+        given = {"provider": name, "capacity": check_capacity(capacity)}
+        return self._write(name, lambda before: _changed(before, name, given, limits))
 
     def set_capacity(self, name: str, capacity: int, *, model: str | None = None) -> Account:
         """Changes how many jobs the account, or one model on it, may run at once.
@@ -165,14 +188,22 @@ class Accounts:
         return len(self._read())
 
     def __repr__(self) -> str:
-        return "\n".join(f"{a.name}: {a.provider}, capacity {a.capacity}" for a in self) or "none"
+        return "\n".join(map(str, self)) or "none"
 
     def _repr_html_(self) -> str:
-        rows = [
-            (a.name, a.provider, a.capacity, a.credential, "" if a.is_enabled else "paused")
-            for a in self
-        ]
+        rows = [(a.name, a.provider, a.capacity, a.credential, "; ".join(a.said)) for a in self]
         return html.table(("account", "provider", "capacity", "key", ""), rows)
+
+
+def _changed(
+    before: Account | None, name: str, given: Mapping[str, Any], limits: Mapping[str, Any]
+) -> Account:
+    """The account with what was given; limits that are None are taken away."""
+    account = Account(name, "local") if before is None else before
+    kept = {k: v for k, v in {**account.limits, **limits}.items() if v is not None}
+    if "budget" in kept and "price" not in kept:
+        raise UsageError("a budget needs a price: what a job may cost, in dollars")
+    return replace(account, **given, limits_json=codec.encode(kept))
 
 
 def check_capacity(capacity: Any) -> int:

@@ -8,6 +8,7 @@ the time a frozen dataclass takes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -49,6 +50,7 @@ TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
 
 MODEL_CHARS = 200
+_MODEL = re.compile(r'"\s*model\s*"', re.IGNORECASE)
 PAYLOAD_BYTES_MAX = 1024 * 1024
 
 
@@ -151,7 +153,7 @@ class Job(NamedTuple):
     @property
     def model(self) -> str:
         """The model its payload names, which some providers limit by itself; "" for none."""
-        return model_of(self.payload) if '"model"' in self.payload_json else ""
+        return model_of(self.payload) if _MODEL.search(self.payload_json) else ""
 
     def label(self, now_ms: int) -> str:
         """The status as a person sees it; `scheduled`, `retrying`, `cancelling` are derived."""
@@ -203,9 +205,15 @@ def prompt_of(payload: Mapping[str, Any], settings: Collection[str] = ()) -> str
 
 
 def model_of(payload: Mapping[str, Any]) -> str:
-    """The model a payload names, its first 200 characters; "" where it names none."""
-    model = payload.get("model")
-    return model[:MODEL_CHARS] if isinstance(model, str) else ""
+    """The model a payload names, its first 200 characters; "" where it names none.
+
+    What stands under ``model``, or else under that name in large letters, as sheets have it.
+    """
+    for name in ("model", *payload):
+        model = payload.get(name)
+        if isinstance(model, str) and name.strip().lower() == "model":
+            return model[:MODEL_CHARS]
+    return ""
 
 
 class JobSpec(NamedTuple):
@@ -454,6 +462,33 @@ class Account:
         """True where each model has slots of its own: its provider or its user says so."""
         # A look at the text, for this is asked of every account at every turn.
         return '"is_by_model":' in self.limits_json or '"model_capacity":' in self.limits_json
+
+    @property
+    def said(self) -> list[str]:
+        """What is to be known of it beyond name, provider, capacity and key, in words."""
+        limits = self.limits
+        of_models = limits.get("model_capacity", {}).items()
+        words = [f"capacity {n} for {model}" for model, n in of_models]
+        if "per_minute" in limits:
+            words.append(f"{limits['per_minute']} a minute")
+        if "group" in limits:
+            words.append(f"group {limits['group']}")
+        if "price" in limits:
+            words.append(f"${limits['price'] / 1e6:,.2f} a job")
+        if "budget" in limits:
+            words.append(f"budget ${limits['budget'] / 1e6:,.2f}")
+        if not self.is_enabled:
+            words.append("paused")
+        return words
+
+    def __repr__(self) -> str:
+        return f"<account {self}>"
+
+    def __str__(self) -> str:
+        key = f"key {self.credential}" if self.credential else "no key"
+        return ", ".join(
+            [f"{self.name}: provider {self.provider}", f"capacity {self.capacity}", key, *self.said]
+        )
 
 
 class Step(NamedTuple):

@@ -31,6 +31,7 @@ from .errors import (
 )
 from .executors.local import in_thread
 from .handles import kept_handle
+from .job import model_of
 from .outputs import Made
 from .providers.base import ExecutorKind
 from .providers.contract import (
@@ -183,8 +184,7 @@ class RenderHandler:
     async def caller_of(self, job: ActiveJob) -> Caller:
         """Who asks the provider for this job. Raises CredentialError."""
         key = await _key_of(job) if job.has_credential else None
-        model = job.payload.get("model")
-        account = AccountKey(job.account, key, model if isinstance(model, str) else None)
+        account = AccountKey(job.account, key, model_of(job.payload) or None)
         return Caller(job, account)
 
     # -- sending -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ..errors import HandlerError
 from .base import ExecutorKind
 
-__all__ = ["FunctionProvider", "function_provider"]
+__all__ = ["FunctionProvider", "function_provider", "name_of"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ def function_provider(
         raise HandlerError(
             f"a handler is a function called with the job; this is a {type(function).__name__}"
         )
-    shown = name or getattr(function, "__name__", None) or type(function).__name__
-    if shown == "<lambda>":
-        shown = "lambda"
+    shown = name or name_of(function)
     _check_signature(function, shown)
     is_async = _is_async(function)
     if executor == "auto":
@@ -74,6 +72,12 @@ def _marks_paid_calls(function: Callable[..., Any]) -> bool:
                 return True
             codes += [value for value in known if isinstance(value, CodeType)]
     return False
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name a function has as a provider, unless it is given another."""
+    shown = str(getattr(function, "__name__", None) or type(function).__name__)
+    return "lambda" if shown == "<lambda>" else shown
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, overload
 
-from ..accounts import check_capacity
+from ..accounts import IN_PASSING, check_capacity
 from ..errors import UsageError
 from ..job import Job
 from ..providers.base import Provider
@@ -19,6 +19,7 @@ from ..run import Run, Summary
 from ..store.base import JobFilter
 from ..store.files import companion
 from ..store.sqlite import SqliteStore
+from .asked import text
 from .putting import Putting
 
 __all__ = ["Running"]
@@ -62,6 +63,7 @@ class Running(Putting):
         self,
         handler: Callable[..., Any] | None = None,
         *,
+        provider: str | None = None,
         concurrency: int | None = None,
         executor: Executor = "auto",
         retry: Retry | None = None,
@@ -73,23 +75,26 @@ class Running(Putting):
         left to do.
 
         A `handler` is a function of one argument, the job; it is the provider of its own
-        name. Where no account has that provider, one of that name is made that runs
-        `concurrency` jobs at once (4 unless told). Without a handler the registered
-        providers do the work. Called again it gives the same run, with the new handler;
-        handlers of earlier calls go on only with jobs that name them.
+        name, or of the name given as `provider`. In a queue without accounts of your own, one
+        of that name is made that runs `concurrency` jobs at once (4 unless told); else an
+        account must have that provider, so that your limits, keys and prices hold. Without a
+        handler the registered providers do the work. Called again it gives the same run, with
+        the new handler; handlers of earlier calls go on only with jobs that name them.
         """
         if retry is not None and not isinstance(retry, Retry):
             raise UsageError(f"retry {retry!r}: expected such as Retry(max_attempts=3)")
         shared = self._shared
         if handler is not None:
-            provider = function_provider(handler, executor=executor)
-            self._ensure_account(provider.name, concurrency)
-            shared.named_only |= shared.handlers - {provider.name}
-            shared.named_only.discard(provider.name)
-            shared.handlers.add(provider.name)
-            shared.providers[provider.name] = provider
+            made = function_provider(handler, text("provider", provider), executor)
+            self._ensure_account(made.name, concurrency)
+            shared.named_only |= shared.handlers - {made.name}
+            shared.named_only.discard(made.name)
+            shared.handlers.add(made.name)
+            shared.providers[made.name] = made
         elif concurrency is not None:
             raise UsageError("concurrency goes with a handler; accounts have their own capacity")
+        elif provider is not None:
+            raise UsageError("provider goes with a handler, the function that does its work")
 
         def make(on_worker_start: Callable[[], None]) -> Pump:
             return Pump(
@@ -119,6 +124,7 @@ class Running(Putting):
         self,
         handler: Callable[..., Any] | None = None,
         *,
+        provider: str | None = None,
         concurrency: int | None = None,
         executor: Executor = "auto",
         retry: Retry | None = None,
@@ -134,7 +140,13 @@ class Running(Putting):
         before = shared.run
         run: Run | None = None
         try:
-            run = self.start(handler, concurrency=concurrency, executor=executor, retry=retry)
+            run = self.start(
+                handler,
+                provider=provider,
+                concurrency=concurrency,
+                executor=executor,
+                retry=retry,
+            )
             run.rest()
             summary = self._summary(run)
             if run is not before:
@@ -154,23 +166,23 @@ class Running(Putting):
         accounts = list(self.accounts)  # read once: another process may add ours meanwhile
         mine = [account for account in accounts if account.provider == name]
         if not mine:
-            if taken := [account for account in accounts if account.name == name]:
+            if own := [account for account in accounts if IN_PASSING not in account.limits]:
+                theirs = " and ".join(sorted({repr(account.provider) for account in own}))
                 raise UsageError(
-                    f"there is an account {name!r}, of the provider {taken[0].provider!r}; give the"
-                    f" handler another name, or an account of its own: accounts.add('…',"
-                    f" provider={name!r})"
+                    f"none of this queue's accounts has the provider {name!r}, they have {theirs}:"
+                    f" q.run({name}, provider=…) lets this function serve them, or"
+                    f" q.accounts.add('…', provider={name!r}) gives it an account, with its"
+                    " limits, key and price"
                 )
             capacity = DEFAULT_CONCURRENCY if concurrency is None else concurrency
             if self.budget is not None or self.budget_per_day is not None:
-                others = sorted({a.provider for a in accounts})
                 raise UsageError(
                     f"this queue has a budget, and no account has the provider {name!r}: one made"
                     " now would have no price, and its jobs would pass the budget by. Add it"
                     f" yourself, q.accounts.add({name!r}, provider={name!r}, capacity={capacity},"
                     " price=…) (0 where it costs nothing)"
-                    + (f", or let it serve {', '.join(others)}: q.provider(…)" if others else "")
                 )
-            self.accounts.add(name, provider=name, capacity=capacity)
+            self.accounts.add_in_passing(name, capacity)
         elif concurrency is not None:
             if [account.name for account in mine] != [name]:
                 names = ", ".join(account.name for account in mine)
