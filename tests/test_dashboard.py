@@ -25,6 +25,7 @@ from jupyter_client.manager import KernelManager
 
 from vqkit import GiveUp, Queue, Retry
 from vqkit.errors import UsageError
+from vqkit.job import STATUSES
 from vqkit.notebook import panes
 from vqkit.notebook.dashboard import LOG_LINES, Dashboard
 from vqkit.snapshot import Snapshot
@@ -112,6 +113,42 @@ def test_safe_to_close_the_lid_is_said_while_somebody_works() -> None:
         "312 of 1,632 done, 3 failed, about 14 min left; safe to close the lid"
     )
     assert "lid" not in panes.headline(Snapshot("q.db", 0, counts))
+
+
+def test_where_every_account_rests_it_says_what_goes_on_and_never_nothing_to_do() -> None:
+    from vqkit.snapshot import AccountView, RunnerView
+
+    counts = dict.fromkeys(STATUSES, 0) | {"completed": 18, "queued": 5}
+    rests = AccountView("a", "p", 1, 0, 18, 0, "its budget is used up")
+    me = RunnerView("me", 1, "h", "running", None, True)
+    s = Snapshot("q.db", 0, counts, accounts=(rests,), runners=(me,))
+    assert panes.state_of(s) == ("▷", "waiting")
+    assert s.headline == (
+        "18 of 23 done, every account rests, see why below; when that is mended it goes on by"
+        " itself"
+    )
+    alone = Snapshot("q.db", 0, counts, accounts=(rests,))
+    assert alone.headline.endswith("when that is mended q.run() or vqkit run goes on")
+
+
+def test_the_copy_tells_prompts_kinds_of_error_money_and_how_many_more(q: Queue) -> None:
+    def render(job: Any) -> None:
+        return 1 // (job.payload["n"] < 0)
+
+    q.accounts.add("studio-a", provider=render, capacity=4, price=0.70)
+    q.budget = 20
+    q.put_many([{"prompt": f"a fox {n}", "n": n} for n in range(12)], max_attempts=1)
+    drain(q, render)
+    page = Page(q.snapshot()._repr_html_())
+    assert "$8.40 spent in all, budget $20.00" in page.text
+    assert "newest failed jobs, and 2 more" in page.text
+    assert "a fox 11" in page.text
+    assert '{"prompt"' not in page.text
+    assert "ZeroDivisionError: integer division or modulo by zero" in page.text
+    s = q.snapshot()
+    assert (s.spent, s.set_aside, s.budget) == (8.4, 0.0, 20.0)
+    assert "  $8.40 spent in all, budget $20.00" in str(s).splitlines()
+    assert s.to_dict()["spent"] == 8.4
 
 
 def test_nothing_that_anybody_wrote_is_ever_html(q: Queue, until: Any) -> None:

@@ -22,7 +22,7 @@ EVIL = [
     "javascript:alert(1)<a href=",
 ]
 SAFE_TAGS = {"table", "caption", "thead", "tbody", "tr", "th", "td", "div", "span"}
-SAFE_ATTRIBUTES = {"style", "scope", "role", "title"}
+SAFE_ATTRIBUTES = {"class", "style", "scope", "role", "title"}
 
 
 class Reader(HTMLParser):

@@ -192,7 +192,7 @@ class Accounts:
 
     def _repr_html_(self) -> str:
         rows = [(a.name, a.provider, a.capacity, a.credential, "; ".join(a.said)) for a in self]
-        return html.table(("account", "provider", "capacity", "key", ""), rows)
+        return html.output(html.table(("account", "provider", "capacity", "key", ""), rows))
 
 
 def _changed(

@@ -16,7 +16,7 @@ from . import codec
 if TYPE_CHECKING:
     from .job import Job
 
-__all__ = ["Markup", "bar", "element", "escape", "grid", "job_html", "join", "table"]
+__all__ = ["Markup", "bar", "element", "escape", "grid", "job_html", "join", "output", "table"]
 
 TEXT = "color:var(--jp-ui-font-color1,inherit)"
 MUTED = "color:var(--jp-ui-font-color2,#777)"
@@ -69,6 +69,16 @@ def element(tag: str, *parts: Any, **attributes: Any) -> Markup:
 def join(parts: Iterable[Any]) -> Markup:
     """The parts one after the other; what is not Markup is escaped."""
     return Markup("".join(p if isinstance(p, Markup) else escape(p) for p in parts))
+
+
+def output(*parts: Any, class_: str = "", **attributes: Any) -> Markup:
+    """What a cell shows: the parts in a ``<div>`` in which a dollar is a dollar.
+
+    Front ends look for formulas in all that a cell shows: of "$11.50 to $16.10" MathJax makes
+    the formula "11.50to". It leaves alone what is of these classes (of versions 2, 3 and later).
+    """
+    classes = " ".join(filter(None, ("tex2jax_ignore mathjax_ignore", class_)))
+    return element("div", *parts, class_=classes, **attributes)
 
 
 def grid(caption: str, header: Sequence[str], rows: Iterable[Sequence[Any]], **more: Any) -> Markup:
@@ -147,4 +157,4 @@ def job_html(job: Job) -> Markup:
         "row": f"{job.source}, row {job.row}" if job.source else None,
     }
     rows += [(name, str(value)) for name, value in optional.items() if value is not None]
-    return table(("", ""), rows, f"job {job.number}")
+    return output(table(("", ""), rows, f"job {job.number}"))

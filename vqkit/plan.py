@@ -388,13 +388,10 @@ class Plan:
         return self.text()
 
     def _repr_html_(self) -> str:
-        notes = "".join(
-            f'<div style="{html.MUTED}">{html.escape(note)}</div>' for note in self.notes
-        )
         parts = [
-            f'<div style="{html.TEXT}"><b>{html.escape(self.headline)}</b></div>',
+            html.element("div", html.element("b", self.headline), style=html.TEXT),
             html.table(("", ""), self.facts()),
-            notes,
+            *(html.element("div", note, style=html.MUTED) for note in self.notes),
         ]
         if self.columns:
             rows = [(c.name, c.role, c.holds, c.example) for c in self.columns]
@@ -406,11 +403,9 @@ class Plan:
             caption += f", {len(shown)} of {n:,}" if n > len(shown) else ""
             parts.append(html.table(("row", "reason", ""), shown, caption))
         if self.jobs or self.gone:
-            parts.append(
-                f'<div style="{html.MUTED}"><code>plan.put()</code> does this; nothing has been'
-                " put yet</div>"
-            )
-        return "<div>" + "".join(parts) + "</div>"
+            does_it = (html.element("code", "plan.put()"), " does this; nothing has been put yet")
+            parts.append(html.element("div", *does_it, style=html.MUTED))
+        return html.output(*parts)
 
 
 def make(

@@ -504,12 +504,13 @@ def amount(told: Any) -> int | None:
 
 def used_up_text(pot: str, left_microusd: int, price: int) -> str:
     """Why a budget rests an account, and what to do."""
-    which = {"budget": "the queue's budget", "budget:day": "the budget of the day"}.get(
-        pot, "its budget"
-    )
+    which, how = {
+        "budget": ("the queue's budget", "q.budget = …"),
+        "budget:day": ("the budget of the day", "q.budget_per_day = …"),
+    }.get(pot, ("its budget", f"q.accounts.add({pot.partition(':')[2]!r}, budget=…)"))
     return (
         f"{which} has {dollars(max(0, left_microusd))} left and a job may cost {dollars(price)};"
-        " raise it to go on: q.budget = …, or the account's"
+        f" raise it to go on: {how}"
     )
 
 

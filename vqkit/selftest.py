@@ -144,7 +144,7 @@ class Report:
         caption = str(self).partition("\n")[0]
         wrong = [("", "", what, "") for check in self.checks for what in check.wrong]
         header = ("scenario", "", "figures", "took")
-        return html.table(header, [*self._rows(), *wrong], caption)
+        return html.output(html.table(header, [*self._rows(), *wrong], caption))
 
     def to_markdown(self) -> str:
         """The report as a page."""

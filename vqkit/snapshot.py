@@ -12,7 +12,7 @@ from typing import Any
 
 from . import codec, html
 from .clock import iso, local_text
-from .job import STATUSES, Account, Event, Job, Step
+from .job import STATUSES, Account, Event, Job, Step, prompt_of
 from .policy import FOR_EVER_MS, capacity_now, models_at_rest
 from .steps import ATTACHED
 from .store.base import JobFilter, Runner
@@ -91,7 +91,8 @@ class Snapshot:
     """How a queue stood at `at_ms`. `eta_s` is None while nobody can tell.
 
     At most 50 jobs are in each of `running` (the longest first), `failed` (the newest
-    first) and `recent` (those to which something happened last, the last first). `evidence` is
+    first) and `recent` (those to which something happened last, the last first). `spent`,
+    `set_aside` and `budget` are dollars, of all accounts. `evidence` is
     what is known of each of the `doubts`: the paid steps that have no answer; `examples` what
     a step of that name gave another job. `said` are those of the `failed` and `recent` to which
     a person has attached a value, (job, step), so that another may be said instead.
@@ -117,6 +118,9 @@ class Snapshot:
     per_minute: float | None = None
     eta_s: float | None = None
     notes: tuple[str, ...] = field(default=())
+    spent: float = 0.0
+    set_aside: float = 0.0
+    budget: float | None = None
 
     @property
     def total(self) -> int:
@@ -147,10 +151,21 @@ class Snapshot:
         elif self.eta_s is not None:
             words.append(f"about {duration_text(self.eta_s)} left")
         elif self.counts["queued"] and self.accounts and all(a.why_not for a in self.accounts):
-            words.append("every account rests, see why below")
+            goes_on = "it goes on by itself" if is_worked_on else "q.run() or vqkit run goes on"
+            words.append(f"every account rests, see why below; when that is mended {goes_on}")
         elif (self.counts["queued"] or self.counts["running"]) and not is_worked_on:
             waits = "; some wait for what is not there, see below" if self.waiting else ""
             words.append(f"nobody is working on it: q.run() or vqkit run goes on{waits}")
+        return ", ".join(words)
+
+    @property
+    def money(self) -> str | None:
+        """What all accounts have spent, in words; None where nothing has a price."""
+        if not (self.spent or self.set_aside or any(a.spent is not None for a in self.accounts)):
+            return None
+        words = [f"${self.spent:,.2f} spent in all"]
+        words += [f"${self.set_aside:,.2f} set aside"] if self.set_aside else []
+        words += [f"budget ${self.budget:,.2f}"] if self.budget is not None else []
         return ", ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,6 +178,9 @@ class Snapshot:
             "paused": self.is_paused,
             "per_minute": self.per_minute,
             "eta_s": self.eta_s,
+            "spent": self.spent,
+            "set_aside": self.set_aside,
+            "budget": self.budget,
             "accounts": [asdict(a) for a in self.accounts],
             "runners": [
                 {name: getattr(r, name) for name in RunnerView.__slots__} for r in self.runners
@@ -176,37 +194,47 @@ class Snapshot:
         for a in self.accounts:
             rest = f" — {a.why_not}" if a.why_not else ""
             if a.spent is not None:
-                of = f" of ${a.budget:,.2f}" if a.budget is not None else ""
-                rest = f", ${a.spent:,.2f}{of} spent{rest}"
+                rest = f", {_spent(a)} spent{rest}"
             lines.append(
                 f"  {a.name} ({a.provider}): {a.slots_text} slots busy,"
                 f" {a.completed} done, {a.failed} failed{rest}"
             )
-        return "\n".join([*lines, *(f"  {note}" for note in (*self.waiting, *self.notes))])
+        told = filter(None, (self.money, *self.waiting, *self.notes))
+        return "\n".join([*lines, *(f"  {note}" for note in told)])
 
     def __repr__(self) -> str:
         return f"<Snapshot: {self.headline}>"
 
     def _repr_html_(self) -> str:
-        parts = [f"<div><b>{html.escape(self.headline)}</b></div>", html.bar(self.counts)]
-        notes = (*self.waiting, *self.notes)
-        parts += [f'<div style="{html.MUTED}">{html.escape(note)}</div>' for note in notes]
+        bold = html.element("b", self.headline)
+        parts = [html.element("div", bold, style=html.TEXT), html.bar(self.counts)]
+        notes = filter(None, (self.money, *self.waiting, *self.notes))
+        parts += [html.element("div", note, style=html.MUTED) for note in notes]
         if self.accounts:
+            # Columns that say nothing only make the others narrow.
+            has_money = any(a.spent is not None for a in self.accounts)
+            is_resting = any(a.why_not for a in self.accounts)
+            head = ["account", "slots busy", "done", "failed"]
+            head += ["spent"] * has_money + ["rests because"] * is_resting
             rows = [
-                (a.name, a.provider, a.slots_text, a.completed, a.failed, a.why_not)
+                (
+                    a.name if a.name == a.provider else f"{a.name} ({a.provider})",
+                    *(a.slots_text, a.completed, a.failed),
+                    *([_spent(a)] * has_money),
+                    *([a.why_not] * is_resting),
+                )
                 for a in self.accounts
             ]
-            head = ("account", "provider", "slots busy", "done", "failed", "rests because")
             parts.append(html.table(head, rows, "accounts"))
         if self.failed:
             rows_failed = [
-                (job.number, _short(job), (job.error or {}).get("message"), _line(job))
+                (job.number, _short(job), _error(job), (job.error or {}).get("line"))
                 for job in self.failed[:LIST_LENGTH]
             ]
-            parts.append(
-                html.table(("job", "payload", "error", "at"), rows_failed, "newest failed jobs")
-            )
-        return "<div>" + "".join(parts) + "</div>"
+            more = self.counts["failed"] - len(rows_failed)
+            caption = "newest failed jobs" + (f", and {more:,} more" if more > 0 else "")
+            parts.append(html.table(("job", "prompt", "error", "at"), rows_failed, caption))
+        return html.output(*parts)
 
 
 def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) -> Snapshot:
@@ -237,6 +265,7 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         has_budget = any(
             store.setting(name) is not None for name in ("budget_microusd", "budget_day_microusd")
         )
+        budget = store.setting("budget_microusd")
         log_bytes = store.log_bytes()
     living = {r.id for r in alive}
     views = tuple(
@@ -302,6 +331,9 @@ def take(store: SqliteStore, now_ms: int, is_alive: Callable[[Runner], bool]) ->
         per_minute=per_minute,
         eta_s=left / per_minute * 60 if per_minute and is_moving else None,
         notes=tuple(notes),
+        spent=sum(spent for spent, *_ in money.values()) / 1e6,
+        set_aside=sum(aside for _, aside, _ in money.values()) / 1e6,
+        budget=None if budget is None else int(budget) / 1e6,
     )
 
 
@@ -420,9 +452,17 @@ def duration_text(seconds: float) -> str:
 
 
 def _short(job: Job) -> str:
-    text = codec.readable(job.payload_json)
+    text = prompt_of(job.payload) or codec.readable(job.payload_json)
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def _line(job: Job) -> str | None:
-    return (job.error or {}).get("line")
+def _error(job: Job) -> str | None:
+    error = job.error or {}
+    return ": ".join(filter(None, (error.get("type"), error.get("message")))) or job.reason
+
+
+def _spent(account: AccountView) -> str:
+    if account.spent is None:
+        return ""
+    of = f" of ${account.budget:,.2f}" if account.budget is not None else ""
+    return f"${account.spent:,.2f}{of}"

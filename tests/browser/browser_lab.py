@@ -254,6 +254,10 @@ class Notebook:
         end()
         self.when_idle()
 
+    def end_kernel(self) -> None:
+        """Ends the kernel for good: what is opened next has a new one."""
+        self._lab.end_kernels()
+
     def theme(self, name: str) -> None:
         """Shows the page in another theme, "Light" or "Dark"."""
         self.command("apputils:change-theme", theme=f"JupyterLab {name}")()

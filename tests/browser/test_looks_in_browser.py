@@ -40,6 +40,7 @@ async def send(job):
 
 q.accounts.add("studio-a", provider="render", capacity=3, price=0.5, budget=20)
 q.accounts.add("studio-b", provider="render", capacity=1)
+q.accounts.add("send", provider=send)
 q.put_many(
     [{{"n": n, "prompt": "{HOSTILE} a fox at dawn, slow pan, soft light"}} for n in range(40)],
     max_attempts=1,
@@ -49,6 +50,62 @@ q.put({{"prompt": "{HOSTILE}"}}, provider="send")
 q.start(send)
 run = q.start(render)
 """
+
+
+MONEY = """
+import vqkit
+from IPython.display import HTML, display
+from vqkit import Queue
+q = Queue("q.db")
+
+def render(job):
+    return job.payload["prompt"]
+
+q.accounts.add("studio-a", provider=render, capacity=1, price=0.70, budget=9)
+rows = [{"prompt": f"a fox for $5 and an owl for ${n}"} for n in range(20)]
+display(HTML("<p>$11.50 to $16.10</p>"), display_id="control")
+"""
+
+
+def test_a_dollar_is_a_dollar_and_no_formula(open_notebook: Open, shoot: Shoot) -> None:
+    shown = [
+        "plan = q.plan(rows); plan",
+        "plan.put(); q.budget = 5; q.run(render); q.dashboard(live=False)",
+        "q",
+        "q.accounts",
+        "q.job(1)",
+        "q.gallery()",
+        "%load_ext vqkit\n%vq jobs",
+    ]
+    notebook = open_notebook([MONEY, *shown], height=2400)
+    notebook.run()
+    notebook.output(0).locator("mjx-container").wait_for()  # what is not ours becomes one
+    assert "$11.50 to $16.10" not in notebook.text(0)
+    shoot(notebook.page, "dollars")
+    for cell, code in enumerate(shown, 1):
+        assert notebook.output(cell).locator("mjx-container").count() == 0, code
+    assert "$10.00 to" in notebook.text(1) or "$14.00" in notebook.text(1), notebook.text(1)
+    assert "has $0.10 left and a job may cost $0.70" in notebook.text(2)
+    assert "a fox for $5 and an owl for $0" in notebook.text(7)
+
+
+def test_a_saved_dashboard_on_a_new_kernel_is_its_copy_and_no_error(
+    open_notebook: Open, shoot: Shoot
+) -> None:
+    notebook = open_notebook([EVERY_STATUS, "q.dashboard()"])
+    notebook.run()
+    Board(notebook).shows("2 failed")
+    notebook.when("() => document.querySelector('.vq-copy')?.textContent.includes('2 failed')")
+    notebook.command("docmanager:save")()
+    notebook.end_kernel()
+    notebook.open()
+    notebook.output(1).get_by_text("as of").first.wait_for()
+    notebook.when(
+        "() => document.querySelector('.jp-OutputArea-output.jupyter-widgets:not(:has(*))')"
+    )
+    shoot(notebook.page, "dashboard-saved")
+    assert notebook.page.get_by_text("Error displaying widget").is_hidden()
+    assert "2 failed" in notebook.text(1)
 
 
 def test_light_dark_and_narrow_it_is_readable_by_people_and_by_machines(

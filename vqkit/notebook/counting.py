@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ..html import LINE, MUTED, TEXT, Markup, element
+from ..html import LINE, MUTED, TEXT, Markup, element, output
 from ..words import clean, shorten
 from .progress import is_notebook
 
@@ -73,7 +73,7 @@ def _in_notebook() -> Draw:
 
 def _line(text: str, part: float | None) -> Markup:
     bar = () if part is None else (_bar(part),)
-    return element("div", *bar, element("span", text, style=MUTED), style=f"{TEXT};display:flex")
+    return output(*bar, element("span", text, style=MUTED), style=f"{TEXT};display:flex")
 
 
 def _bar(part: float) -> Markup:

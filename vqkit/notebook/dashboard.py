@@ -36,6 +36,7 @@ from ..words import count
 from . import panes
 from .controls import Controls, Pace
 from .panes import CLOSED, ENDED
+from .style import HIDE_DEAD
 
 if TYPE_CHECKING:
     from .board import Ask, Board, Doubt, Wish
@@ -531,10 +532,10 @@ class Show:
             self._handle.update(shown.HTML(self._html(s)))
 
     def _html(self, s: Snapshot) -> str:
-        at = html.element("div", f"{self._name}, as of {local_text(s.at_ms, s.at_ms)}")
-        return html.element(
-            "div", at, html.Markup(s._repr_html_()), class_=f"vq-copy {self.copy_class}"
-        )
+        told = f"{self._name}, as of {local_text(s.at_ms, s.at_ms)}; run the cell again for now"
+        at = html.element("div", told, style=html.MUTED)
+        style = html.element("style", html.Markup(HIDE_DEAD))
+        return html.output(style, at, s._repr_html_(), class_=f"vq-copy {self.copy_class}")
 
 
 def show(

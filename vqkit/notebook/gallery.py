@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..clock import SystemClock, local_text
-from ..html import MUTED, TEXT, Markup, element, job_html, table
+from ..html import MUTED, TEXT, Markup, element, job_html, output, table
 from ..job import Attempt, Event, Job
 from ..words import count, event_words, shorten
 from .clips import Clip, Media, card, cards
@@ -91,7 +91,7 @@ class Gallery:
                 )
                 shown = element("details", title, shown)
             parts.append(shown)
-        return element("div", *parts, *_outside(media))
+        return output(*parts, *_outside(media))
 
 
 class Comparison:
@@ -126,7 +126,7 @@ class Comparison:
             element("tbody", *rows),
             style="border-collapse:collapse;width:100%;table-layout:fixed",
         )
-        return element("div", shown, *_outside(media), style="overflow-x:auto")
+        return output(shown, *_outside(media), style="overflow-x:auto")
 
 
 class Details(NamedTuple):
@@ -167,8 +167,7 @@ class ShownJob(Job):
         media.prepare([details.clip])
         style = "max-width:420px;margin-bottom:8px"
         shown = [element("div", card(details.clip, media), style=style)]
-        return element(
-            "div",
+        return output(
             *(shown if details.clip.files else ()),
             job_html(details.clip.job),
             _attempts(details.attempts),

@@ -25,7 +25,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ..clock import SystemClock, local_text
 from ..errors import VqkitError
-from ..html import table
+from ..html import output, table
 from ..job import STATUSES
 from ..words import count, event_words, failure_of, shorten, what
 
@@ -46,7 +46,7 @@ class Shown:
         return "\n".join([self.caption, *lines])
 
     def _repr_html_(self) -> str:
-        return table(self.header, self.rows, self.caption)
+        return output(table(self.header, self.rows, self.caption))
 
 
 @magics_class

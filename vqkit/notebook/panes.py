@@ -48,7 +48,9 @@ def state_of(s: Snapshot) -> tuple[str, str]:
     if s.is_paused:
         return "‖", "paused"
     if any(r.is_alive and r.state != "stopping" for r in s.runners):
-        return ("▶", "running") if s.counts["running"] else ("▷", "ready, nothing to do")
+        if s.counts["running"]:
+            return "▶", "running"
+        return ("▷", "waiting") if s.counts["queued"] else ("▷", "ready, nothing to do")
     if any(r.is_alive for r in s.runners):
         return "◼", "stopping"
     if not s.total:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import secrets
-from ..html import LINE, MUTED, STATUS, TEXT, Markup, element
+from ..html import LINE, MUTED, STATUS, TEXT, Markup, element, output
 from ..snapshot import Snapshot
 from .terminal import headline, status_bar
 
@@ -147,8 +147,7 @@ def line_html(s: Snapshot, note: str = "") -> Markup:
     number = element(
         "span", percent, style=f"{MUTED};font-variant-numeric:tabular-nums;min-width:2.6em"
     )
-    return element(
-        "div",
+    return output(
         bar,
         number,
         element("span", words),

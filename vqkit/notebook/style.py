@@ -4,7 +4,7 @@ JupyterLab's variables come first, then VS Code's, then what is inherited. Nothi
 state by colour alone: each has a sign and a word.
 """
 
-__all__ = ["STYLE", "hide_copy"]
+__all__ = ["HIDE_DEAD", "STYLE", "hide_copy"]
 
 STYLE = """
 .vq-dash { container-type: inline-size; padding: 4px 2px; font-size: 13px; line-height: 1.45;
@@ -94,6 +94,13 @@ STYLE = """
 .vq-heard { position: absolute !important; width: 1px; height: 1px; overflow: hidden;
   clip-path: inset(50%); white-space: nowrap; }
 """
+
+# In a saved notebook on a new kernel JupyterLab writes an error where the live dashboard was:
+# an output of widgets without anything in it but text. Below it stands the copy.
+HIDE_DEAD = (
+    ".jp-OutputArea:has(> .jp-OutputArea-child .vq-copy) > .jp-OutputArea-child"
+    " > .jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none; }"
+)
 
 
 def hide_copy(name: str) -> str:

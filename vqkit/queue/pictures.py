@@ -208,5 +208,5 @@ class Pictures(Running):
 
     def _repr_html_(self) -> str:
         if self._is_closed:
-            return f"<div>{html.escape(self.path.name)}: closed</div>"
+            return html.output(f"{self.path.name}: closed")
         return self.snapshot()._repr_html_()

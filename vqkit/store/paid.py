@@ -24,7 +24,7 @@ __all__ = ["PaidVerbs"]
 MINUTE_MS = 60_000
 NOT_COVERED = (
     "another paid call is not covered by what is left of the budget; raise it to go on:"
-    " q.budget = …, or the account's"
+    " q.budget = …, or the account's, q.accounts.add('NAME', budget=…)"
 )
 
 
