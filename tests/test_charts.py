@@ -483,6 +483,42 @@ def test_costs_add_up_to_what_was_spent_pruned_attempts_included(store: SqliteSt
     assert len({(line.get_linestyle(), line.get_marker()) for line in chart._lines.values()}) == 3
 
 
+def test_without_a_price_what_was_spent_is_unknown_and_no_axes_are_drawn(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        drain(q, lambda job: 1)
+        ax: Any = q.plot_costs()
+        assert ax.alt.startswith(
+            "what was spent is unknown: no account has a price; q.accounts.add"
+        )
+        assert not any(spine.get_visible() for spine in ax.spines.values())
+        assert ax.get_figure().get_size_inches()[1] < 1
+        q.accounts.add("lambda", price=0.5)
+        ax = q.plot_costs()
+        assert ax.alt == "no money has been spent"
+        q.put({"prompt": "an owl"})
+        drain(q, lambda job: 1)
+        ax = q.plot_costs()
+        assert "$0.50" in ax.alt
+        assert ax.spines["left"].get_visible()
+
+
+def test_the_number_of_a_job_that_failed_for_good_stands_beside_its_cross() -> None:
+    ax = charts.new_axes()
+    tries = [
+        Attempt(28, 1, 1, "a", "me", NOON_MS, NOON_MS + 3000, "error"),
+        Attempt(28, 2, 2, "a", "me", NOON_MS + 5600, NOON_MS + 6000, "error"),
+    ]
+    chart = lanes.draw_timeline(ax, tries, capacity={"a": 1}, now_ms=NOON_MS + 60_000, failed=[28])
+    ax.get_figure().canvas.draw()
+    (cross,) = chart._ends.get_xdata()
+    pixels = ax.transData.transform([(cross, 0)])[0][0]
+    half = chart._ends.get_markersize() / 2 / 72 * ax.get_figure().dpi
+    shown = [label for label in chart._labels if label.get_visible()]
+    assert [label.get_text() for label in shown] == ["28", "28·2"]
+    assert shown[-1].get_window_extent().x1 <= pixels - half
+
+
 def test_many_accounts_are_told_apart_the_small_ones_together() -> None:
     ax = charts.new_axes()
     edges = [NOON_MS, NOON_MS + 1000]

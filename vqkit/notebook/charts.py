@@ -163,10 +163,14 @@ class Chart:
 
     def _say(self, alt: str, is_empty: bool) -> None:
         """Sets the sentence that tells the chart; empty, the chart shows it."""
-        self.alt = alt
         self._empty.set_visible(is_empty)
+        if is_empty:
+            self._empty.set_text(alt)
+        self.alt = alt = " ".join(alt.split())
         if isinstance(self.ax, ChartAxes):
             self.ax.alt = alt
+            for side in ("left", "bottom"):  # a frame around nothing looks cut off
+                self.ax.spines[side].set_visible(not is_empty)
 
     def _legend(self, entries: Sequence[tuple[Any, str]]) -> None:
         """A legend above the chart: made anew for other handles, else its words are changed.

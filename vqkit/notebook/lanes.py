@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import tzinfo
 from typing import Any
 
@@ -93,6 +93,7 @@ class _Lanes:
         ax.grid(visible=False)
 
 
+CROSS = 0.016  # half a cross, as part of the chart's width
 _DASHES = (0, (2, 1.5))
 _WAIT = Line2D([], [], color=INK, linestyle=_DASHES, linewidth=1.3)  # as the legend shows it
 
@@ -187,7 +188,7 @@ class TimelineChart(Chart):
         self._rests.set_data([days_of(at) for at, _ in rests], [y for _, y in rests])
         time_axis(ax, self._tz, from_ms - pad_ms, to_ms + pad_ms)
         lanes.label(ax)
-        self._name(attempts, boxes, (to_ms - from_ms) + 2 * pad_ms)
+        self._name(attempts, boxes, (to_ms - from_ms) + 2 * pad_ms, {*ends})
         counts = {group: groups.count(group) for group in self._bars if group in groups}
         entries: list[tuple[Any, str]] = [
             (patch(LOOKS[group]), f"{words_of(group)} {n:,}") for group, n in counts.items()
@@ -207,16 +208,30 @@ class TimelineChart(Chart):
             False,
         )
 
-    def _name(self, attempts: Sequence[Attempt], boxes: Sequence[Any], span_ms: float) -> None:
-        """Writes the job's number on bars that have room for it, the widest first."""
-        room_ms = span_ms * 0.028
+    def _name(
+        self,
+        attempts: Sequence[Attempt],
+        boxes: Sequence[Any],
+        span_ms: float,
+        crossed: Set[tuple[float, float]],
+    ) -> None:
+        """Writes the job's number on bars that have room for it, the widest first.
+
+        Of bars whose end is `crossed`, beside the cross.
+        """
         wide = sorted(range(len(boxes)), key=lambda i: boxes[i][0] - boxes[i][1])
-        fitting = [i for i in wide[: self.LABELS_MAX] if boxes[i][1] - boxes[i][0] >= room_ms]
-        for label, i in zip(self._labels, fitting, strict=False):
+        fitting = []
+        for i in wide[: self.LABELS_MAX]:
             start, end, top = boxes[i]
             a = attempts[i]
-            label.set_position((days_of(round((start + end) / 2)), top + 0.5))
-            label.set_text(f"{a.job}" if a.attempt < 2 else f"{a.job}·{a.attempt}")
+            text = f"{a.job}" if a.attempt < 2 else f"{a.job}·{a.attempt}"
+            free_ms = end - start - (span_ms * CROSS if (end, top + 0.5) in crossed else 0)
+            if free_ms >= span_ms * max(0.028, 0.006 + 0.010 * len(text)):
+                fitting.append((i, start + free_ms / 2, text))
+        for label, (i, middle, text) in zip(self._labels, fitting, strict=False):
+            a, top = attempts[i], boxes[i][2]
+            label.set_position((days_of(round(middle)), top + 0.5))
+            label.set_text(text)
             label.set_backgroundcolor(LOOKS[group_of(a.outcome)].colour)
         for n, label in enumerate(self._labels):
             label.set_visible(n < len(fitting))

@@ -18,12 +18,18 @@ SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#99
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), "-")
 SIGNS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
+NOT_SPENT = "no money has been spent"
+NOT_KNOWN = (
+    "what was spent is unknown: no account has a price;\n"
+    "q.accounts.add('NAME', price=0.70) says what a job may cost"
+)
+
 
 class CostsChart(Chart):
     """Money spent over time. See `draw_costs`."""
 
     def __init__(self, ax: Axes, tz: tzinfo | None = None) -> None:
-        super().__init__(ax, "no money has been spent")
+        super().__init__(ax, NOT_SPENT)
         self._tz = tz
         self._lines: dict[str, Any] = {}
         self._limits: dict[str, Any] = {}
@@ -37,6 +43,7 @@ class CostsChart(Chart):
         reserved: Mapping[str, float] | None = None,
         budgets: Mapping[str, float] | None = None,
         budget: float | None = None,
+        is_known: bool = True,
     ) -> None:
         """Draws other numbers; an account keeps its line."""
         ax = self.ax
@@ -58,7 +65,7 @@ class CostsChart(Chart):
             self._legend([])
             no_time_axis(ax)
             ax.set_ylabel("")
-            self._say("no money has been spent", True)
+            self._say(NOT_SPENT if is_known else NOT_KNOWN, True)
             return
         days = days_of(edges_ms)
         for name, line in sums.items():
@@ -115,16 +122,26 @@ def draw_costs(
     reserved: Mapping[str, float] | None = None,
     budgets: Mapping[str, float] | None = None,
     budget: float | None = None,
+    is_known: bool = True,
     tz: tzinfo | None = None,
 ) -> CostsChart:
     """Draws what each account has spent over time, and the budgets as dashed lines.
 
     `spent` is {account: n dollars, spent in each of the n bins between `edges_ms`}; `before`
     what was spent before them, `reserved` what is set aside now, `budgets` those of the
-    accounts, `budget` that of the whole queue.
+    accounts, `budget` that of the whole queue. Without
+    `is_known`, jobs ran and no account has a price.
     """
     chart = CostsChart(ax, tz)
-    chart.update(edges_ms, spent, before=before, reserved=reserved, budgets=budgets, budget=budget)
+    chart.update(
+        edges_ms,
+        spent,
+        before=before,
+        reserved=reserved,
+        budgets=budgets,
+        budget=budget,
+        is_known=is_known,
+    )
     return chart
 
 

@@ -61,7 +61,9 @@ def costs(
     seen: Costs, now: Snapshot, budget: float | None, ax: Axes | None, tz: tzinfo | None
 ) -> Axes:
     """What each account has spent over time, and its budget."""
-    ax = charts.new_axes() if ax is None else ax
+    height = 3.0 if now.spent or now.set_aside else 0.8
+    ax = charts.new_axes(height=height) if ax is None else ax
+    has_worked = any(a.live or a.completed or a.failed for a in now.accounts)
     budgets = {a.name: a.budget for a in now.accounts if a.budget is not None}
     money.draw_costs(
         ax,
@@ -71,6 +73,7 @@ def costs(
         reserved=seen.reserved,
         budgets=budgets,
         budget=budget,
+        is_known=not has_worked or any(a.spent is not None for a in now.accounts),
         tz=tz,
     )
     return ax
