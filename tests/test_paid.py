@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -369,9 +370,63 @@ def test_a_paid_answer_json_cannot_carry_is_kept_as_text_and_an_unpaid_one_refus
         q.run(handler, retry=replace(QUICK, max_attempts=2))
         assert q.job(1).result["repr"].startswith(repr(value)[:6])
         assert len(str(q.steps(1)[0].value_json)) < 20_000
-        assert (q.job(2).status, len(calls)) == ("failed", 3)
+        assert (q.job(2).status, len(calls)) == ("failed", 2)  # it would be no JSON next time
         assert (q.job(2).error or {})["type"] == PayloadError.__name__
         assert [s.state for s in q.steps(2)] == []
+
+
+def _clip(job: Any, tries: list[int]) -> bytes:
+    tries.append(job.attempt)
+    return b"\x00\x01 a clip" * 9000
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_bytes_that_a_step_gives_are_kept_for_its_later_tries(tmp_path: Path, kind: str) -> None:
+    tries: list[int] = []
+
+    async def render(job: Any) -> Any:
+        task = await job.once("submit", lambda key: {"id": key}, paid=True)
+        video = await job.once("wait", lambda: _clip(job, tries))
+        assert video == _clip(job, [])
+        if job.attempt < 3:
+            raise ConnectionError(task["id"])
+        with job.output(".mp4") as path:
+            path.write_bytes(video)
+        return path
+
+    def plain(job: Any) -> Any:
+        video = job.once("pay", lambda: _clip(job, tries), paid=True)
+        if job.attempt < 3:
+            raise ConnectionError
+        return video
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(render if kind == "async" else plain, retry=QUICK).check()
+        assert tries == [1]
+        (clip,) = q.outputs(1)
+        assert clip.read_bytes() == _clip(q.job(1), [])
+        kept = q.outputs_folder / ".part" / "steps"
+        until_s = time.monotonic() + 10
+        while any(kept.iterdir()):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+
+
+def test_bytes_of_a_step_that_have_gone_fail_the_job_with_a_way_out(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def render(job: Any) -> None:
+        if job.attempt == 2:
+            shutil.rmtree(tmp_path / "q" / ".part" / "steps")
+        job.once("wait", lambda: _clip(job, tries))
+        raise ConnectionError
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        q.run(render, retry=QUICK)
+        assert q.job(1).status == "failed"
+        assert "has gone or was changed; job.fresh()" in str(q.job(1).reason)
 
 
 def _sent(job: Any) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import linecache
 import os
@@ -114,7 +115,8 @@ class ActiveJob:
         """What `function` gives, called once in the life of the job; a later try gets it kept.
 
         In an ``async def`` handler: ``await job.once("submit", send)``; `function` may be
-        either kind. What it gives must be JSON, at most 64 kB. With ``paid=True`` it is on
+        either kind. What it gives must be JSON, at most 64 kB, or bytes of any length, which
+        are kept as a file until the job is completed. With ``paid=True`` it is on
         record, with its idempotency key, before it is called; if it takes an argument it is
         given that key. A paid call that ends in anything but a value, `GiveUp`, `Snooze` or
         a ProviderError that says it was not accepted leaves the job in doubt: it is not made
@@ -126,8 +128,40 @@ class ActiveJob:
         Each paid call is counted once, at the account's price. Where no budget covers one it is
         not made, however often it is asked for: Snooze is raised, and the job waits.
         """
-        run = steps.once_async if self.is_async else steps.once
-        return run(self._channel, self._folder.receipts, steps.checked(name), function, paid)
+        name = steps.checked(name)
+        if self.is_async:
+            return self._once_async(name, function, paid)
+        kept = self._keeping(function)
+        value = steps.once(self._channel, self._folder.receipts, name, kept, paid)
+        return self._folder.step_bytes(self._job, value)
+
+    async def _once_async(self, name: str, function: Callable[..., Any], paid: bool) -> Any:
+        kept = self._keeping(function)
+        value = await steps.once_async(self._channel, self._folder.receipts, name, kept, paid)
+        if isinstance(value, dict):
+            value = await asyncio.to_thread(self._folder.step_bytes, self._job, value)
+        return value
+
+    def _keeping(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, but that bytes it gives are kept as a file."""
+
+        def keep(value: Any) -> Any:
+            if isinstance(value, bytes | bytearray):
+                return self._folder.keep_step(self._job, bytes(value))
+            return value
+
+        async def later(value: Any) -> Any:
+            value = await value
+            if isinstance(value, bytes | bytearray):
+                return await asyncio.to_thread(keep, value)
+            return value
+
+        @functools.wraps(function)
+        def call(*key: str) -> Any:
+            value = function(*key)
+            return later(value) if inspect.isawaitable(value) else keep(value)
+
+        return call
 
     def fresh(self) -> Any:
         """Opens a new generation of the steps: what was paid for is useless, ask for another.

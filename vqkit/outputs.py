@@ -15,12 +15,14 @@ import json
 import mimetypes
 import os
 import re
+import shutil
 import unicodedata
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import codec
+from .errors import PayloadError
 from .job import Job, Output, prompt_of
 from .receipts import Receipts
 from .secrets import redact_json
@@ -28,6 +30,7 @@ from .secrets import redact_json
 __all__ = ["Made", "OutputFolder", "slug", "sync_folder"]
 
 PART_FOLDER = ".part"
+STEP_FILE = "kept as a file, sha256"
 SLUG_LENGTH = 40
 SLUG_BYTES = 90
 
@@ -108,6 +111,43 @@ class OutputFolder:
         safe = suffix if re.fullmatch(r"(\.[A-Za-z0-9]{1,12})?", suffix) else ""
         # No number between the dots: `sweep` leaves it alone.
         return folder / f"{job.id}.g{job.generation}.{count}{safe}"
+
+    def keep_step(self, job: Job, data: bytes) -> dict[str, Any]:
+        """Keeps the bytes that a step gave, for its later tries; returns what stands for them."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        folder = self._step_files(job.id)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f"{sha256}.{job.fence}"
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / sha256)
+        sync_folder(folder)
+        return {STEP_FILE: sha256, "bytes": len(data)}
+
+    def step_bytes(self, job: Job, value: Any) -> Any:
+        """The bytes a step's value stands for; any other value as it is.
+
+        Raises PayloadError where the file has gone or is not what it was.
+        """
+        if not isinstance(value, dict) or value.keys() != {STEP_FILE, "bytes"}:
+            return value
+        path = self._step_files(job.id) / str(value[STEP_FILE])
+        data = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(data).hexdigest() != value[STEP_FILE]:
+            raise PayloadError(
+                f"the {value['bytes']:,} bytes that a step of this job gave were kept in {path},"
+                " which has gone or was changed; job.fresh() has the steps done again"
+            )
+        return data
+
+    def drop_steps(self, job_id: str) -> None:
+        """Deletes what `keep_step` kept: the job is completed, with files of its own."""
+        shutil.rmtree(self._step_files(job_id), ignore_errors=True)
+
+    def _step_files(self, job_id: str) -> Path:
+        return self.root / PART_FOLDER / "steps" / job_id
 
     # -- when it has returned --------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from .errors import (
     InDoubt,
     JobCancelled,
     MissingCell,
+    PayloadError,
     ProviderError,
     Snooze,
     StoreError,
@@ -752,7 +753,8 @@ class Pump:
             return policy.provider_outcome(error, told, now_ms, self._draw(), flight.model)
         if isinstance(error, InDoubt):
             return Outcome("doubt", error_json=_error_json(error, frames), reason=str(error))
-        if isinstance(error, GiveUp | MissingCell):  # a row has no more cells at its next try
+        # A row has no more cells at its next try, and what JSON cannot carry is none then either.
+        if isinstance(error, GiveUp | MissingCell | PayloadError):
             reason = getattr(error, "reason", None) or str(error)  # a subclass may lack it
             end = Outcome("gave_up", error_json=_error_json(error, frames), reason=reason)
             cost: float | None = getattr(error, "cost", None)
@@ -831,6 +833,8 @@ class Pump:
                 if t.job in ids:
                     self._outputs.forget(ids[t.job], t.fence)
                     self._outputs.discard_parts(ids[t.job], t.fence)
+                    if t.outcome == "completed":
+                        self._outputs.drop_steps(ids[t.job])
             return list(ids.values())
 
         self._errand(self._store.acall(tidy))
