@@ -711,3 +711,16 @@ def test_plan_compares_a_sheet_with_its_queue(foxes):
     assert "1 job to put (1 changed), 4 the same" in told
     assert "2 completed, 1 failed, 1 cancelled" in told
     assert len(before) == len(foxes.read_bytes())
+
+
+def test_of_many_files_those_just_made_are_listed_and_not_the_oldest(tmp_path):
+    from vqkit.cli import _newest
+
+    files = [tmp_path / f"{n:02}.mp4" for n in range(25)]
+    for n, path in enumerate(files):
+        path.touch()
+        os.utime(path, (n, n))
+    os.utime(files[3], (99, 99))  # an early job, made last
+    (tmp_path / "00.mp4").unlink()
+    assert _newest(files, 3) == [files[3], files[24], files[23]]
+    assert _newest(files[:3], 3) == files[:3]

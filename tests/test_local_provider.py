@@ -227,7 +227,7 @@ def test_stages_come_in_order_and_progress_only_grows(tmp_path):
     job = FakeJob(tmp_path, prompt="sea")
     local(job)
     names = [name for name, _ in job.stages]
-    assert list(dict.fromkeys(names)) == ["generating", "rendering", "downloading"]
+    assert list(dict.fromkeys(names)) == ["generating", "rendering", "saving"]
     told = [progress for name, progress in job.stages if name == "rendering"]
     assert told == sorted(told)
     assert (told[0], len(told)) == (0.0, 6)

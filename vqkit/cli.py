@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from heapq import nlargest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -249,6 +250,13 @@ def _settle_accounts(q: Queue, provider: str, accounts: int | None, capacity: in
         q.accounts.disable(name)
 
 
+def _newest(files: list[Path], n: int) -> list[Path]:
+    """All of these files, or the n that were written last, newest first."""
+    if len(files) <= n:
+        return files
+    return nlargest(n, files, key=lambda path: path.stat().st_mtime_ns if path.exists() else 0)
+
+
 def _tell_added(screen: _Screen, plan: Plan, added: Added, q: Queue) -> None:
     jobs = added.new + added.again + added.existing + added.changed + added.conflicts
     screen.say(f"Read {clean(plan.source)}: {count(jobs, 'job')}, {_added_text(added)}.")
@@ -359,10 +367,10 @@ def _tell_end(screen: _Screen, q: Queue, file: Path, summary: Summary, *, is_sto
     files = q.outputs()
     if files:
         screen.say(f"{count(len(files), 'finished file')} in {near(q.outputs_folder)}{os.sep}:")
-    for path in files[:FILES_SHOWN]:
+    for path in _newest(files, FILES_SHOWN):
         screen.say(f"  {near(path)}")
     if len(files) > FILES_SHOWN:
-        screen.say(f"  and {len(files) - FILES_SHOWN} more")
+        screen.say(f"  and {len(files) - FILES_SHOWN} older")
     if is_stopped and summary.counts.get("queued"):
         screen.say(f"To go on: vqkit run {file}")
     elif failed:

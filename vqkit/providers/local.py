@@ -69,7 +69,7 @@ def local(job: _Job) -> dict[str, Any]:
         else:
             _write_with_pillow(clip, frames, settings)
         job.check_cancelled()
-        job.stage("downloading")
+        job.stage("saving")
         with job.output(f".{kind}") as path:
             shutil.copyfile(clip, path)
     return {
