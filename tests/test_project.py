@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -63,3 +64,33 @@ def test_a_notebook_carries_no_widget_state_error_or_path_of_a_machine(path):
 def test_a_notebook_ends_with_a_check(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     assert "q.check()" in "".join(cells[-1]["source"])
+
+
+def test_readmes_first_handler_runs_as_it_stands_and_pays_for_each_row_once(tmp_path, monkeypatch):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STUDIO_A_KEY", "an-honest-key-of-a")
+    monkeypatch.setenv("STUDIO_B_KEY", "an-honest-key-of-b")
+    shutil.copy(ROOT / "data" / "samples" / "prompts.xlsx", tmp_path / "prompts.xlsx")
+    submitted, waited = [], []
+
+    class Client:
+        async def submit(self, prompt, idempotency_key):
+            submitted.append(prompt)
+            return {"id": prompt}
+
+        def wait(self, task):
+            waited.append(task)
+            if waited.count(task) < 2:
+                raise ConnectionError("every first wait is cut off")
+            return b"a clip of " + task.encode()
+
+    names = {"my_client": lambda key: Client()}
+    code = code.replace("q.run(render)", "q.run(render, retry=Retry(base_s=0, max_s=0))")
+    exec("from vqkit import Retry\n" + code, names)
+    with names["q"] as q:
+        assert q.check().is_complete
+        assert sorted(submitted) == sorted({job.payload["prompt"] for job in q.jobs()})
+        assert len(q.outputs()) == len(submitted) == 12
+        assert q.snapshot().spent == pytest.approx(12 * 0.70)

@@ -1120,7 +1120,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(q: Queue) -> Non
     renamed, blank = (job.error["message"] for job in q.jobs())
     assert renamed == (
         "no 'prompt' in this row, which has 'Prompt', 'w';"
-        " q.load(…, columns={'Prompt': 'prompt', …}) renames a column"
+        " q.load(…, columns={'Prompt': 'prompt'}) renames it and keeps the others"
     )
     assert "job.payload.get('prompt') allows for it" in blank
     assert q.jobs()[0].error["type"] == "MissingCell"

@@ -264,7 +264,7 @@ class _Payload(dict[str, Any]):
         has = ", ".join(map(repr, self)) or "nothing"
         alike = [mine for mine in self if mine.strip().lower() == str(name).strip().lower()]
         advice = (
-            f"q.load(…, columns={{{alike[0]!r}: {name!r}, …}}) renames a column"
+            f"q.load(…, columns={{{alike[0]!r}: {name!r}}}) renames it and keeps the others"
             if alike
             else f"a blank cell is left out, job.payload.get({name!r}) allows for it"
         )
