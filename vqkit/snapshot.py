@@ -215,7 +215,7 @@ class Snapshot:
             has_money = any(a.spent is not None for a in self.accounts)
             is_resting = any(a.why_not for a in self.accounts)
             head = ["account", "slots busy", "done", "failed"]
-            head += ["spent"] * has_money + ["rests because"] * is_resting
+            head += ["spent, set aside"] * has_money + ["rests because"] * is_resting
             rows = [
                 (
                     a.name if a.name == a.provider else f"{a.name} ({a.provider})",

@@ -532,7 +532,9 @@ class Show:
             self._handle.update(shown.HTML(self._html(s)))
 
     def _html(self, s: Snapshot) -> str:
-        told = f"{self._name}, as of {local_text(s.at_ms, s.at_ms)}; run the cell again for now"
+        told = (
+            f"{self._name}, as of {local_text(s.at_ms, s.at_ms)}; run the cell again to see it now"
+        )
         at = html.element("div", told, style=html.MUTED)
         style = html.element("style", html.Markup(HIDE_DEAD))
         return html.output(style, at, s._repr_html_(), class_=f"vq-copy {self.copy_class}")
