@@ -315,6 +315,48 @@ def test_the_providers_named_are_those_that_are_built_in():
     assert set(cli.PROVIDERS) == builtin_providers().keys()
 
 
+def test_run_draws_no_toys_in_a_queue_of_the_users_own_function(foxes):
+    before = len(list(Path("runs/foxes").iterdir()))
+    told = call("requeue")
+    assert (
+        "1 job put back: q.run(…) in your notebook or script, where render is, makes them" in told
+    )
+    assert "q.run(…), where render is defined, goes on" in call("status")
+    told = call("run", "foxes.csv", code=2)
+    assert "runs/foxes.db is a queue of your own render, and 1 job waits for it" in told
+    assert "to have it all the same: --provider local" in told
+    assert "leaves this queue alone, without --provider local" in call("plan", "foxes.csv")
+    with Queue(foxes) as q:
+        assert [a.name for a in q.accounts] == ["render"]
+        assert q.job(4).status == "queued"
+    assert len(list(Path("runs/foxes").iterdir())) == before
+    assert "4 of 5 completed" in call("run", "foxes.csv", "--provider", "local", code=1)
+
+
+def test_run_draws_no_toys_for_jobs_a_notebook_put_and_gave_no_account_yet():
+    source = sheet("foxes.csv", ["a fox"])
+    with Queue("runs/foxes.db") as q:
+        q.load(source)
+    assert "is a queue filled from Python, and 1 job waits for it: q.run(…)" in call(
+        "run", "foxes.csv", code=2
+    )
+    assert "q.run(…) goes on" in call("status")
+    assert "1 of 1 completed" in call("run", "foxes.csv", "--provider", "local")
+
+
+def test_what_vqkit_run_began_goes_on_with_the_users_function_alone():
+    sheet("foxes.csv", ["a fox"])
+    assert "q.run() or vqkit run" not in call("run", "foxes.csv")
+
+    def render(job):
+        return job.account
+
+    with Queue("runs/foxes.db") as q:
+        q.put_many([{"prompt": f"fox {i}", **SMALL} for i in range(12)])
+        assert q.run(render).is_complete
+        assert {job.account for job in q.jobs(batch=None)[1:]} == {"render"}
+
+
 def test_a_paused_queue_is_resumed_and_that_is_said():
     with Queue("runs/foxes.db") as q:
         q.pause()
@@ -326,9 +368,9 @@ def test_jobs_of_other_sheets_in_the_queue_are_mentioned(foxes):
     sheet("owls.csv", ["an owl"])
     with Queue(foxes) as q:
         q.requeue(1, 2)
-    told = call("run", "owls.csv", "--db", foxes, code=1)
+    told = call("run", "owls.csv", "--db", foxes, "--provider", "local", code=1)
     assert "holds 2 other jobs too" in told
-    assert "other job" not in call("run", "owls.csv", "--db", foxes, code=1)
+    assert "other job" not in call("run", "owls.csv", "--db", foxes, "--provider", "local", code=1)
 
 
 def test_a_failed_job_whose_row_is_gone_can_be_forgotten(foxes):
@@ -495,7 +537,7 @@ def test_following_ends_when_the_file_is_gone(foxes):
 
 
 def test_cancel_and_requeue_take_jobs_by_number(foxes):
-    assert "1 job put back: the next vqkit run makes them" in call("requeue")
+    assert "1 job put back" in call("requeue")
     assert json.loads(stdout_of("requeue", "5", "--json")) == {"changed": 1}
     told = call("cancel", foxes, 1, 4)
     assert "1 job cancelled" in told

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import codec, html
 from .errors import UnknownName, UsageError
-from .job import Account, model_of
+from .job import LOCAL, Account, model_of
 from .providers.function import name_of
 from .secrets import check_reference, redact
 

@@ -34,7 +34,7 @@ from .accounts import CAPACITY_MAX, check_capacity
 from .clock import SystemClock, iso, local_text
 from .errors import NotAQueue, PumpError, UsageError, VqkitError
 from .handles import typed_value
-from .job import STATUSES, Added, Event, Job
+from .job import LOCAL, STATUSES, Added, Event, Job
 from .liveness import is_alive
 from .notebook.terminal import headline, picture
 from .plan import Plan
@@ -49,7 +49,7 @@ __all__ = ["main"]
 
 T = TypeVar("T")
 
-PROVIDERS = ("local",)
+PROVIDERS = (LOCAL,)
 ACCOUNTS, CAPACITY, ACCOUNTS_MAX = 2, 2, 1000
 GRACE_S = 30.0  # how long work in flight may go on after the first Ctrl-C
 LOOK_S = 0.2
@@ -117,7 +117,11 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="For scripts: JS
 @click.option("--out", type=click.Path(path_type=Path), help="For the files; else beside the queue")
 @click.option("--accounts", type=int, help=f"How many accounts share the work; {ACCOUNTS} at first")
 @click.option("--capacity", type=int, help=f"Jobs at once on each account; {CAPACITY} at first")
-@click.option("--provider", default="local", show_default=True, help="Who does the work")
+@click.option(
+    "--provider",
+    help="Who does the work: local, which draws small clips offline. In a queue of your own"
+    " function or provider it does so only if it is named here",
+)
 @click.option("--sheet", help="The sheet of a workbook; else its first")
 @click.option("--hidden", is_flag=True, help="Rows that are hidden or filtered out too")
 @_as_json
@@ -127,7 +131,7 @@ def run(
     out: Path | None,
     accounts: int | None,
     capacity: int | None,
-    provider: str,
+    provider: str | None,
     sheet: str | None,
     hidden: bool,
     as_json: bool,
@@ -136,6 +140,9 @@ def run(
 
     Running the same file again adds nothing: it finishes what is left. Ctrl-C stops
     politely, a second one at once. The exit status is 0 only if every job is completed.
+
+    A queue that works with a function or provider of yours goes on where that is: q.run(…)
+    in its notebook or script. Here it is left alone, unless you say --provider local.
     """
     _check_run(accounts, capacity, provider)
     if file.suffix.lower() == ".db":
@@ -160,7 +167,13 @@ def run(
                 " too (for another queue: --db)",
                 "yellow",
             )
-        _settle_accounts(q, provider, accounts, capacity)
+        if provider is None:
+            _refuse_theirs(q)
+        else:
+            from .providers.local import local
+
+            q.provider(provider, local)  # it was named, so it takes what names nobody
+        _settle_accounts(q, provider or LOCAL, accounts, capacity)
         plan = q.plan(file, sheet=sheet, hidden=hidden)
         added = plan.put()
         _tell_added(screen, plan, added, q)
@@ -191,15 +204,37 @@ def plan_(file: Path, db: Path | None, sheet: str | None, hidden: bool) -> None:
     if db.is_file():
         with Queue(db) as q:
             click.echo(q.plan(file, sheet=sheet, hidden=hidden).text(does_it))
+            if _is_theirs(q.snapshot()):
+                click.echo("But vqkit run leaves this queue alone, without --provider local.")
         return
     with tempfile.TemporaryDirectory() as folder, Queue(Path(folder, "plan.db")) as q:
         _settle_accounts(q, PROVIDERS[0], None, None)  # those that run would make
         click.echo(q.plan(file, sheet=sheet, hidden=hidden).text(does_it))
 
 
-def _check_run(accounts: int | None, capacity: int | None, provider: str) -> None:
+def _is_theirs(s: Snapshot) -> bool:
+    """True for a queue whose work a function or provider of the user's does, or is to do."""
+    return bool(s.others) or (s.total > 0 and not s.accounts)
+
+
+def _refuse_theirs(q: Queue) -> None:
+    """Raises UsageError where toy clips would come among the results of the user's own work."""
+    s = q.snapshot()
+    if not _is_theirs(s):
+        return
+    waiting = s.counts["queued"] + s.counts["running"]
+    whose = f"of your own {' and '.join(s.others)}" if s.others else "filled from Python"
+    wait = f", and {count(waiting, 'job')} {'waits' if waiting == 1 else 'wait'} for it"
+    raise UsageError(
+        f"{near(q.path)} is a queue {whose}{wait if waiting else ''}: {s.goes_on}. Here is only"
+        f" {LOCAL}, which draws toy clips, so nothing was put or made; to have it all the same:"
+        f" --provider {LOCAL}, or in a queue of its own: --db"
+    )
+
+
+def _check_run(accounts: int | None, capacity: int | None, provider: str | None) -> None:
     """Raises UsageError before anything is made."""
-    if provider not in PROVIDERS:
+    if provider is not None and provider not in PROVIDERS:
         known = ", ".join(PROVIDERS)
         raise UsageError(
             f"no provider named {provider!r}; known here: {known}. Providers of your own are"
@@ -516,7 +551,8 @@ def status(db: Path | None, as_json: bool) -> None:
         state = f"is at work ({runner.state})" if runner.is_alive else "is gone"
         console.print(Text(f"process {runner.pid} {state}"))
     if snapshot.running and not any(r.is_alive for r in snapshot.runners):
-        console.print(Text("what it had at work is taken up by the next vqkit run", "yellow"))
+        next_run = "q.run(…)" if _is_theirs(snapshot) else "vqkit run"
+        console.print(Text(f"what it had at work is taken up by the next {next_run}", "yellow"))
     if snapshot.failed:
         console.print(Text("newest failed:", "red"))
         for job in snapshot.failed[:FAILURES_SHOWN]:
@@ -698,8 +734,14 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
             if not doubts:
                 click.echo("nothing to put back: no such job has come to an end")
         else:
-            is_busy = any(runner.is_alive for runner in q.snapshot().runners)
-            then = "they are begun soon" if is_busy else "the next vqkit run makes them"
+            s = q.snapshot()
+            if any(runner.is_alive for runner in s.runners):
+                then = "they are begun soon"
+            elif not _is_theirs(s):
+                then = "the next vqkit run makes them"
+            else:
+                whose = " and ".join(s.others) or "your own function"
+                then = f"q.run(…) in your notebook or script, where {whose} is, makes them"
             click.echo(f"{count(n, 'job')} put back: {then}")
         if n.left and not as_json:
             click.echo(

@@ -235,7 +235,7 @@ def _integrity(store: SqliteStore) -> Check:
         advice = f"Keep the file; get the rows back with: sqlite3 {store.path.name} .recover"
         return Check("database", "problem", f"it is damaged: {'; '.join(said)}", advice)
     if mode != "wal":
-        advice = "Another program changed this; the next vqkit run sets it right."
+        advice = "Another program changed this; the next run sets it right."
         return Check(
             "database", "warning", f"whole, but without a write-ahead log ({mode})", advice
         )
@@ -269,7 +269,7 @@ def _runners(store: SqliteStore) -> Check:
     pids = ", ".join(process_note(rows[name].pid) for name in sorted(alive)) or "nobody"
     if left:
         found = f"{len(left)} jobs were at work in a process that is gone; at work now: {pids}"
-        return Check("at work", "warning", found, "The next vqkit run takes them up again.")
+        return Check("at work", "warning", found, "The next run takes them up again.")
     return Check("at work", "ok", pids)
 
 

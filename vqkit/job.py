@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from . import codec
 
 __all__ = [
+    "LOCAL",
     "PAYLOAD_BYTES_MAX",
     "STATUSES",
     "TERMINAL",
@@ -48,7 +49,7 @@ STATUSES: tuple[Status, ...] = (
 )
 TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 
-
+LOCAL = "local"  # the built-in provider, which draws toy clips offline
 MODEL_CHARS = 200
 _MODEL = re.compile(r'"\s*model\s*"', re.IGNORECASE)
 PAYLOAD_BYTES_MAX = 1024 * 1024

@@ -39,6 +39,7 @@ __all__ = [
     "may_collect",
     "model_pots",
     "models_at_rest",
+    "named_only",
     "next_wakeup_s",
     "pots_of",
     "provider_outcome",
@@ -107,6 +108,18 @@ def lanes_of(account: str, provider: str, *, takes_any: bool = True) -> tuple[st
     """The lanes an account draws from, the narrowest first."""
     named = lane_of(None, account), lane_of(provider, None)
     return (*named, "") if takes_any else named
+
+
+def named_only(
+    accounts: Iterable[Account], handlers: Collection[str], stand_ins: Collection[str]
+) -> frozenset[str]:
+    """The providers that do only jobs that name them or their accounts.
+
+    `handlers` do so anyhow. `stand_ins` draw something at no cost, so they do so wherever the
+    queue has an account of somebody else: there they would put toys among real results.
+    """
+    has_others = any(account.provider not in stand_ins for account in accounts)
+    return frozenset(handlers) | (frozenset(stand_ins) if has_others else frozenset())
 
 
 def free_slots(capacity: int, live: int) -> int:

@@ -143,8 +143,9 @@ class Pump:
     """Hands the queue's jobs to providers until it is told to stop.
 
     `providers` may change while it runs: the handler bound to a name at the moment of a
-    claim is the one that is called. Those in `named_only` do only jobs that name them. `retry`
-    is the default for jobs that say nothing.
+    claim is the one that is called. Those in `named_only` do only jobs that name them, and so
+    do `stand_ins` where the queue has accounts of others. `retry` is the default for jobs that
+    say nothing.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Pump:
         *,
         providers: Mapping[str, Provider],
         named_only: Set[str] = frozenset(),
+        stand_ins: Set[str] = frozenset(),
         outputs: OutputFolder,
         runners: Path,
         retry: Retry | None = None,
@@ -167,7 +169,8 @@ class Pump:
         self.recovered = Recovered()
         self.error: BaseException | None = None
         self._store = store
-        self._providers, self._named_only = providers, named_only
+        self._providers = providers
+        self._named_only, self._stand_ins = named_only, stand_ins
         self._outputs = outputs
         self._runners = runners
         self._clock = clock or SystemClock()
@@ -346,6 +349,7 @@ class Pump:
                 self.id,
                 self._why_not,
                 named_only=frozenset(self._named_only),
+                stand_ins=frozenset(self._stand_ins),
                 by_model=frozenset(
                     name
                     for name, provider in self._providers.items()
@@ -530,11 +534,17 @@ class Pump:
     async def _tell_resters(self, resters: list[Future[None]], result: TurnResult) -> None:
         """Tells those who wait that the queue is at rest, if it is; else they wait on."""
         now_ms = self._clock.now_ms()
+        named_only = policy.named_only(result.accounts, self._named_only, self._stand_ins)
+
+        def lanes_of_(account: Account) -> tuple[str, ...]:
+            takes_any = account.provider not in named_only
+            return lanes_of(account.name, account.provider, takes_any=takes_any)
+
         broke = {
             lane
             for account in result.accounts
             if account.name in result.out_of_budget
-            for lane in self._lanes_of(account)
+            for lane in lanes_of_(account)
         }
         lanes = {
             lane
@@ -542,7 +552,7 @@ class Pump:
             # One that is parked for a while comes back; one parked for good waits for its user.
             if account.name not in result.why
             or now_ms < (account.parked_until_ms or 0) < policy.FOR_EVER_MS
-            for lane in self._lanes_of(account)
+            for lane in lanes_of_(account)
         }
 
         def at_rest(store: Store) -> bool:
@@ -561,10 +571,6 @@ class Pump:
                     rested.set_result(None)
         else:
             self._resters += [rested for rested in resters if not rested.cancelled()]
-
-    def _lanes_of(self, account: Account) -> tuple[str, ...]:
-        takes_any = account.provider not in self._named_only
-        return lanes_of(account.name, account.provider, takes_any=takes_any)
 
     # -- attempts ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import codec, html
 from .clock import iso, local_text
-from .job import STATUSES, Account, Event, Job, Step, prompt_of
+from .job import LOCAL, STATUSES, Account, Event, Job, Step, prompt_of
 from .policy import FOR_EVER_MS, capacity_now, models_at_rest
 from .steps import ATTACHED
 from .store.base import JobFilter, Runner
@@ -151,11 +151,11 @@ class Snapshot:
         elif self.eta_s is not None:
             words.append(f"about {duration_text(self.eta_s)} left")
         elif self.counts["queued"] and self.accounts and all(a.why_not for a in self.accounts):
-            goes_on = "it goes on by itself" if is_worked_on else "q.run() or vqkit run goes on"
+            goes_on = "it goes on by itself" if is_worked_on else self.goes_on
             words.append(f"every account rests, see why below; when that is mended {goes_on}")
         elif (self.counts["queued"] or self.counts["running"]) and not is_worked_on:
             waits = "; some wait for what is not there, see below" if self.waiting else ""
-            words.append(f"nobody is working on it: q.run() or vqkit run goes on{waits}")
+            words.append(f"nobody is working on it: {self.goes_on}{waits}")
         return ", ".join(words)
 
     @property
@@ -167,6 +167,18 @@ class Snapshot:
         words += [f"${self.set_aside:,.2f} set aside"] if self.set_aside else []
         words += [f"budget ${self.budget:,.2f}"] if self.budget is not None else []
         return ", ".join(words)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The providers of its accounts that are the user's own: all but the built-in `local`."""
+        return tuple(sorted({a.provider for a in self.accounts if a.provider != LOCAL}))
+
+    @property
+    def goes_on(self) -> str:
+        """What takes up what is left, in words: vqkit run does only where all is `local`'s."""
+        if self.others:
+            return f"q.run(…), where {' and '.join(self.others)} is defined, goes on"
+        return "q.run() or vqkit run goes on" if self.accounts else "q.run(…) goes on"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""

@@ -100,7 +100,7 @@ def banners(s: Snapshot, events: Iterable[Event], message: str | None) -> Markup
                 (
                     "error",
                     f"Process {r.pid}, which worked on this queue, has died{why}. Nothing is lost:"
-                    " Start, q.start(…) or vqkit run takes its jobs up.",
+                    f" Start takes its jobs up, or {s.goes_on}.",
                 )
             )
     told += [("error", clean(note)) for note in s.notes if not _is_told(note, s)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from ..accounts import Accounts
 from ..clock import Clock, SystemClock
 from ..errors import StoreLost, UsageError
+from ..job import LOCAL
 from ..outputs import OutputFolder
 from ..providers.base import Provider
 from ..providers.function import function_provider
@@ -39,6 +40,7 @@ class _Shared:
         self.handlers: set[str] = set()  # given to run or start
         self.run: Run | None = None
         self.named_only: set[str] = set()  # handlers of earlier runs: they take no unnamed job
+        self.stand_ins: set[str] = set()  # built in, and not registered by the user
         self.earlier: list[Run] = []  # told to stop, perhaps still following their work
         self.holders = 0
 
@@ -95,6 +97,7 @@ class Held:
         if shared is None:
             shared = _open[self.path] = _Shared(self.path)
             shared.providers.update(builtin_providers())
+            shared.stand_ins.update(shared.providers)
         shared.holders += 1
         return shared
 
@@ -173,4 +176,4 @@ def builtin_providers() -> dict[str, Provider]:
     """The providers every queue knows."""
     from ..providers.local import local
 
-    return {"local": function_provider(local, "local")}
+    return {LOCAL: function_provider(local, LOCAL)}

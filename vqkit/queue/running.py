@@ -44,7 +44,9 @@ class Running(Putting):
 
         As a decorator, ``@q.provider("runway")``, or with the function given, or an object
         that submits, polls and fetches renders (`providers.contract.RenderProvider`).
-        Registering a name again replaces it from the next claim on.
+        Registering a name again replaces it from the next claim on. `local`, which every queue
+        has, takes jobs that do not name it only where no account has another provider; one
+        that you register takes them in any case.
         """
         if function is None:
             return lambda decorated: self.provider(name, decorated)
@@ -55,6 +57,7 @@ class Running(Putting):
         self._shared.providers[name] = made
         self._shared.handlers.discard(name)
         self._shared.named_only.discard(name)
+        self._shared.stand_ins.discard(name)
         if self._shared.run is not None:
             self._shared.run.poke()
         return function
@@ -89,6 +92,7 @@ class Running(Putting):
             self._ensure_account(made.name, concurrency)
             shared.named_only |= shared.handlers - {made.name}
             shared.named_only.discard(made.name)
+            shared.stand_ins.discard(made.name)
             shared.handlers.add(made.name)
             shared.providers[made.name] = made
         elif concurrency is not None:
@@ -101,6 +105,7 @@ class Running(Putting):
                 shared.writer,
                 providers=shared.providers,
                 named_only=shared.named_only,
+                stand_ins=shared.stand_ins,
                 outputs=self._files,
                 runners=companion(self.path) / "runners",
                 retry=retry,

@@ -84,6 +84,8 @@ class Store(RowVerbs):
             self._expire_due(now_ms)
             is_paused = bool(self.setting("paused"))
             accounts = self.accounts()
+            named_only = policy.named_only(accounts, claim.named_only, claim.stand_ins)
+            claim = replace(claim, named_only=named_only)
             why = {a.name: reason for a in accounts if (reason := claim.why_not(a))}
             accounts = self._note_scopes(accounts, why, claim.by_model)
             able = [a for a in accounts if a.name not in why]

@@ -56,15 +56,17 @@ class Claim:
     """A wish for work: who claims, which accounts may work here, at most how many jobs.
 
     `why_not` says in a sentence why an account gets nothing now, or None. Providers in
-    `named_only` do only the jobs that name them or their accounts. Those in `by_model` limit
-    each model of an account by itself. An account that gets nothing new has its open renders
-    collected if it `may_collect`: they are paid for.
+    `named_only` do only the jobs that name them or their accounts, and so do `stand_ins` where
+    the queue has accounts of others. Those in `by_model` limit each model of an account by
+    itself. An account that gets nothing new has its open renders collected if it
+    `may_collect`: they are paid for.
     """
 
     owner: str
     why_not: Callable[[Account], str | None]
     limit: int = 500
     named_only: Set[str] = frozenset()
+    stand_ins: Set[str] = frozenset()
     by_model: Set[str] = frozenset()
     may_collect: Callable[[Account], bool] = lambda _: False
 
