@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vqkit import policy
+from vqkit.errors import ProviderError
 from vqkit.job import Account, Job, lane_of
 from vqkit.outcome import Outcome
 from vqkit.policy import (
@@ -328,3 +329,36 @@ def test_the_next_wakeup_is_neither_late_nor_in_the_past(
 def test_who_gets_nothing_new_may_still_collect_what_is_paid_for(account: Account, may: bool):
     assert policy.may_collect(account, {"p"}, None, 1_000) is may
     assert not policy.may_collect(account, {"p"}, "its key is not set", 1_000)
+
+
+ABSURD = [1e300, float("inf"), 10**400, 99999999999999999999, 1.79e15]
+
+
+@pytest.mark.parametrize("told", [*ABSURD, float("nan"), -5.0, float("-inf"), "30", True, [1]])
+@pytest.mark.parametrize("kind", ["rate", "concurrency"])
+def test_no_number_that_a_provider_tells_is_waited_for_beyond_reason(kind: Any, told: Any) -> None:
+    error = ProviderError("slow down", kind, retry_after_s=told)
+    outcome = policy.provider_outcome(error, ERROR, NOW, 0.5)
+    assert outcome.kind == "released"
+    assert 0 <= outcome.delay_s <= 2 * 3600
+    until_ms = outcome.effect.until_ms if outcome.effect else None
+    assert (until_ms or NOW) <= NOW + policy.DAY_MS
+    decision = decide(outcome, running(), Retry(), NOW, 0.5)
+    assert decision.change.get("not_before_ms", NOW) < 2**53
+    bill = policy.bill(outcome, running(reserved_microusd=250_000))
+    assert bill is not None
+    assert bill.money == "not billed"
+    is_kept = told in (-5.0, float("-inf"))
+    assert ("it asked to wait" in (outcome.reason or "")) is not is_kept
+    if told in ABSURD:
+        assert "s are kept" in (outcome.reason or "")
+
+
+def test_a_wait_within_reason_is_waited_for_as_told():
+    assert policy.told_wait(None, 30.0, 60.0) == (30.0, "")
+    assert policy.told_wait(45, 30.0, 60.0) == (45.0, "")
+    effect = policy.provider_outcome(
+        ProviderError("slow", "rate", retry_after_s=7200), ERROR, NOW, 0.0
+    ).effect
+    assert effect is not None
+    assert effect.until_ms == NOW + 7_200_000

@@ -22,6 +22,7 @@ from vqkit.errors import (
     JobsFailed,
     NotAQueue,
     PayloadError,
+    ProviderError,
     PumpError,
     SheetError,
     StoreError,
@@ -1248,3 +1249,31 @@ def test_a_hard_link_is_refused_and_the_way_out_told(q: Queue, tmp_path: Path) -
     (tmp_path / "q2.db").hardlink_to(q.path)
     with pytest.raises(StoreError, match=r"one of 2 hard links.*cp q2.db copy.db"):
         Queue(tmp_path / "q2.db")
+
+
+@pytest.mark.parametrize("told", [1e300, float("nan")])
+def test_an_absurd_retry_after_neither_stops_the_pump_nor_counts_as_spent(q, until, told):
+    def render(job):
+        if job.payload["prompt"] == "first":
+            raise ProviderError("slow down", "rate", retry_after_s=told)
+        return "done"
+
+    q.accounts.add("a", provider="render", price=0.25)
+    q.accounts.add("b", provider="render")
+    q.put({"prompt": "first"}, account="a")
+    q.put({"prompt": "second"}, account="b")
+    run = q.start(render)
+    until(lambda: q.job(2).status == "completed" and q.job(1).not_before_ms)
+    assert run.is_running
+    assert "it asked to wait" in q.accounts["a"].parked_reason
+    assert not any(q.costs()["cost"].fillna(0))
+    run.stop()
+
+
+@pytest.mark.parametrize("when", [1e300, float("inf"), float("nan"), -1e300, 10**400])
+def test_a_moment_beyond_all_years_is_one_clear_sentence(q, when):
+    with pytest.raises(UsageError, match=r"not_before .*: expected a datetime, ISO text"):
+        q.put({"prompt": "a fox"}, not_before=when)
+    with pytest.raises(UsageError, match=r"older_than .*: expected a timedelta"):
+        q.prune(older_than=-abs(when))
+    assert q.stats()["total"] == 0

@@ -199,7 +199,7 @@ def _changed(
     before: Account | None, name: str, given: Mapping[str, Any], limits: Mapping[str, Any]
 ) -> Account:
     """The account with what was given; limits that are None are taken away."""
-    account = Account(name, "local") if before is None else before
+    account = Account(name, LOCAL) if before is None else before
     kept = {k: v for k, v in {**account.limits, **limits}.items() if v is not None}
     if "budget" in kept and "price" not in kept:
         raise UsageError("a budget needs a price: what a job may cost, in dollars")

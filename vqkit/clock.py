@@ -11,7 +11,9 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock", "as_ms", "iso", "local_text"]
+__all__ = ["END_S", "Clock", "SystemClock", "as_ms", "iso", "local_text"]
+
+FIRST_S, END_S = -62_135_510_400, 253_402_300_800  # the years 1 to 9999, in Unix seconds
 
 
 class Clock(Protocol):
@@ -45,13 +47,16 @@ def as_ms(when: int | float | str | datetime | None) -> int | None:
     """UTC milliseconds of a moment given as a datetime, ISO text, or Unix seconds.
 
     A moment without a time zone is taken in the machine's local time, as a person
-    means it. None stays None. Raises ValueError for text that is no ISO date.
+    means it. None stays None. Raises ValueError for text that is no ISO date, and for what
+    lies beyond the years 1 to 9999.
     """
     if when is None:
         return None
     if isinstance(when, bool):
         raise ValueError("a moment in time, not True or False")
     if isinstance(when, int | float):
+        if not FIRST_S <= when < END_S:
+            raise ValueError("a moment between the years 1 and 9999")
         return round(when * 1000)
     moment = datetime.fromisoformat(when.strip()) if isinstance(when, str) else when
     return round(moment.timestamp() * 1000)
@@ -68,7 +73,7 @@ def local_text(ms: int | None, now_ms: int) -> str:
     """A stored time as a person reads it: the hour today, else day and hour, local time."""
     if ms is None:
         return ""
-    moment = datetime.fromtimestamp(ms / 1000)
+    moment = datetime.fromtimestamp(min(ms / 1000, END_S - 86400))  # no zone leaves its year
     today = datetime.fromtimestamp(now_ms / 1000).date()
     if moment.date() == today:
         return moment.strftime("%H:%M:%S")

@@ -183,8 +183,8 @@ NOT_ACCEPTED: frozenset[str] = frozenset(
 class ProviderError(VqkitError):
     """Something a provider said, or did not say. `kind` decides what vqkit does about it.
 
-    `retry_after_s` is the provider's own word, however long; `is_billed` is None where
-    nobody knows.
+    `retry_after_s` is the provider's own word; at most a day of it is waited. `is_billed` is
+    None where nobody knows.
     """
 
     def __init__(

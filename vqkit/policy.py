@@ -48,6 +48,7 @@ __all__ = [
     "rescoped",
     "settled",
     "shares_of",
+    "told_wait",
     "used_up_text",
     "why_not",
 ]
@@ -58,6 +59,9 @@ FOR_EVER_MS = 253_402_300_799_000  # the last second of the year 9999
 RATE_S = 30.0  # how long "too many requests" rests an account when nobody says
 FULL_S = 5.0  # how long a job waits when the provider had no slot left
 NOT_SENT_S = 5.0  # how long an account rests that cannot be reached
+REST_MAX_S = 86_400.0  # an account that is told to rest for longer asks again after a day
+APART_MAX_S = 300.0  # its jobs are free for other accounts, and for its user's unpark, by then
+POLL_MAX_S = 3600.0  # a render is asked after, and a job with no slot there tried, once an hour
 MODERATED_MAX = 5  # refusals in a row that park an account
 LEARNED_RISE_MS = 60_000
 
@@ -292,13 +296,14 @@ def provider_outcome(
             why = f"the provider is gone ({told}); use another, then accounts.unpark(name)"
             return _rested(told, Effect(FOR_EVER_MS, why, is_for_provider=True))
         case "rate":
-            wait_s = RATE_S if error.retry_after_s is None else error.retry_after_s
+            wait_s, note = told_wait(error.retry_after_s, RATE_S, REST_MAX_S)
             until_ms = now_ms + math.ceil(wait_s * 1000)
-            effect = Effect(until_ms, f"too many requests ({told})", model=model)
-            return _rested(told, effect, wait_s + u * max(2.0, wait_s / 4))
+            effect = Effect(until_ms, f"too many requests ({told}{note})", model=model)
+            apart_s = min(wait_s, APART_MAX_S)
+            return _rested(told + note, effect, apart_s + u * max(2.0, apart_s / 4))
         case "concurrency":
-            wait_s = FULL_S if error.retry_after_s is None else error.retry_after_s
-            return _rested(told, Effect(is_full=True, model=model), wait_s * (1 + u))
+            wait_s, note = told_wait(error.retry_after_s, FULL_S, POLL_MAX_S)
+            return _rested(told + note, Effect(is_full=True, model=model), wait_s * (1 + u))
         case "not_sent":
             wait_s = NOT_SENT_S * (1 + u)
             until_ms = now_ms + round(NOT_SENT_S * 1000)
@@ -309,6 +314,27 @@ def provider_outcome(
             return Outcome("snoozed", delay_s=RATE_S, reason=told)
     failed = Outcome("error", error_json=error_json, is_fresh=True)
     return failed._replace(is_billed=is_billed, cost_microusd=cost)
+
+
+def told_wait(told: Any, otherwise_s: float, longest_s: float) -> tuple[float, str]:
+    """Seconds to wait where a provider told `told`, and a note where that was not kept to.
+
+    A header may hold a reset time in another unit, an object may tell anything: what is no
+    number counts as `otherwise_s`, what is below 0 as 0, what is beyond `longest_s` as that.
+    """
+    if told is None:
+        return otherwise_s, ""
+    is_number = isinstance(told, int | float) and not isinstance(told, bool)
+    try:
+        told_s = float(told) if is_number else math.nan
+    except OverflowError:
+        told_s = math.inf
+    if math.isnan(told_s):
+        shown = "NaN" if is_number else f"{told!r:.40}"
+        return otherwise_s, f"; it asked to wait {shown}, which is no time"
+    if told_s > longest_s:
+        return longest_s, f"; it asked to wait {told_s:.6g} s, of which {longest_s:,.0f} s are kept"
+    return max(0.0, told_s), ""
 
 
 def _rested(reason: str, effect: Effect, delay_s: float = 0.0) -> Outcome:

@@ -33,6 +33,7 @@ from .executors.local import in_thread
 from .handles import kept_handle
 from .job import model_of
 from .outputs import Made
+from .policy import POLL_MAX_S, told_wait
 from .providers.base import ExecutorKind
 from .providers.contract import (
     AccountKey,
@@ -57,6 +58,7 @@ FETCHES = 4  # downloads from one provider at a time; more would share the line 
 FETCH_TRIES = 8
 FRESH_LINKS = 5
 REST_S = 60.0
+BEYOND_S = 1e12  # no wait is as long; policy.told_wait says what is made of it
 
 
 class Caller:
@@ -311,8 +313,11 @@ class RenderHandler:
         self, job: ActiveJob, wait_s: float | None, errors: int, is_asked: bool
     ) -> None:
         first_s, longest_s = POLL_S
-        if wait_s is None:
-            wait_s = min(longest_s, first_s * 2**errors)
+        otherwise_s = min(longest_s, first_s * 2**errors)
+        told_s, note = told_wait(wait_s, otherwise_s, POLL_MAX_S)
+        if note:
+            job.log(f"the provider says when to come back{note}", "warning")
+        wait_s = told_s
         wait_s *= 1 + SPREAD * job.draw()
         while wait_s > 0 and (is_asked or not job.is_cancel_wanted):
             step_s = min(wait_s, LOOK_S)
@@ -409,6 +414,12 @@ def request_of(payload: Mapping[str, Any], seed: int) -> dict[str, Any]:
     return {"seed": seed, **payload}
 
 
+def _storable(told: Any) -> float | None:
+    """The wait that was told, as a number that JSON knows, so that the answer is kept."""
+    is_number = isinstance(told, int | float) and told == told  # NaN is not
+    return max(0.0, float(min(told, BEYOND_S))) if is_number else None
+
+
 def answer_value(answer: Submitted | Finished) -> dict[str, Any]:
     """A provider's answer as the step keeps it. Raises PayloadError for a handle it cannot keep.
 
@@ -417,10 +428,8 @@ def answer_value(answer: Submitted | Finished) -> dict[str, Any]:
     cost_microusd = policy.amount(answer.cost_microusd)
     if isinstance(answer, Finished):
         return {"files": [str(path) for path in answer.files], "cost_microusd": cost_microusd}
-    wait_s = answer.poll_after_s
-    is_wait = isinstance(wait_s, int | float) and 0 <= wait_s < float("inf")
     return {
         "handle": kept_handle(answer.handle),
         "cost_microusd": cost_microusd,
-        "poll_after_s": float(wait_s) if wait_s is not None and is_wait else None,
+        "poll_after_s": _storable(answer.poll_after_s),
     }

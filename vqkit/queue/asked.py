@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from .. import codec
-from ..clock import as_ms
+from ..clock import END_S, as_ms
 from ..errors import UsageError
 from ..job import STATUSES, Job
 
-__all__ = ["Which", "moment", "pandas", "statuses", "text", "utc", "whole"]
+__all__ = ["Which", "age_ms", "moment", "pandas", "statuses", "text", "utc", "whole"]
 
 Which = int | str | Job
 
@@ -42,6 +42,17 @@ def text(name: str, value: Any) -> str | None:
     return str(codec.plain(value, name))
 
 
+def age_ms(name: str, age: timedelta | float) -> int:
+    """A length of time, a timedelta or seconds from 0, as milliseconds."""
+    seconds: Any = age.total_seconds() if isinstance(age, timedelta) else age
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds < END_S:
+        raise UsageError(
+            f"{name} {age!r}: expected a timedelta such as timedelta(days=30), or seconds from 0"
+        )
+    return int(seconds * 1000)
+
+
 def moment(name: str, when: datetime | str | float | None) -> int | None:
     """A time as UTC milliseconds, or None."""
     try:
@@ -49,7 +60,7 @@ def moment(name: str, when: datetime | str | float | None) -> int | None:
     except (ValueError, OverflowError, TypeError) as error:
         raise UsageError(
             f"{name} {when!r}: expected a datetime, ISO text such as 2026-12-01T08:00, or Unix"
-            " seconds"
+            " seconds, within the years 1 to 9999"
         ) from error
 
 

@@ -17,7 +17,7 @@ from ..handles import said_handle
 from ..job import TERMINAL, Job, Requeued
 from ..steps import ATTACHED, RENDER, handle_of
 from ..store.base import JobFilter, Store
-from .asked import Which, moment, statuses
+from .asked import Which, age_ms, moment, statuses
 from .looking import Looking
 
 __all__ = ["Changing"]
@@ -267,11 +267,11 @@ class Changing(Looking):
         if older_than is None:
             numbers = [self.job(one).number for one in which]
             return self._write(lambda s: s.prune_these(numbers))
-        seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+        kept_ms = age_ms("older_than", older_than)
         wanted = statuses(tuple(TERMINAL) if status is None else status)
         if not set(wanted) <= TERMINAL:
             raise UsageError(f"prune(status={status!r}): only finished jobs can be pruned")
-        before_ms = self._clock.now_ms() - round(seconds * 1000)
+        before_ms = self._clock.now_ms() - kept_ms
         return self._write(lambda s: s.prune(before_ms, wanted))
 
     @property
