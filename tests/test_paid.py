@@ -1979,3 +1979,34 @@ def test_nothing_of_this_shows_a_key(studio: Studio) -> None:
         files = [path for path in q.path.parent.rglob("*") if path.is_file()]
         assert len(files) > 3
         assert not [path for path in files if key in path.read_bytes()]
+
+
+class KeyInHandle(Finisher):
+    """A provider that gives an address to ask at, with the key in it."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked: list[str] = []
+
+    async def submit(self, request: Any, *, account: AccountKey, **_: Any) -> Submitted:
+        return Submitted({"url": f"https://api.example/t/1?key={account.key}"}, poll_after_s=0.0)
+
+    async def poll(self, handle: Any, *, account: AccountKey) -> Status:
+        self.asked.append(handle["url"])
+        if len(self.asked) == 1:
+            raise Snooze(0.0)  # from here on the handle is the one that was kept
+        return Status("succeeded", links=(Link("clip", ".bin"),))
+
+
+def test_a_render_whose_handle_holds_the_key_is_asked_after_by_it_and_never_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_IN_URL", "sk-abcdef-123456")
+    with Queue(tmp_path / "q.db") as q:
+        provider: Any = q.provider("finisher", KeyInHandle())
+        q.accounts.add("a", provider="finisher", credential="env:KEY_IN_URL")
+        q.put({"name": "a fox"})
+        q.run().check()
+        assert provider.asked == ["https://api.example/t/1?key=sk-abcdef-123456"] * 2
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or b"sk-abcdef" not in path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import importlib
 import json
 import logging
@@ -14,6 +15,7 @@ import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
+import openpyxl
 import pytest
 from clocks import ManualClock
 from hypothesis import given
@@ -33,6 +35,7 @@ from vqkit.store.sqlite import SqliteStore
 
 KEY = "sk-live-4f9a!b/c+d=e"
 AWKWARD = 'pa"ss\\wörd &<é>+/='
+CYRILLIC = "ключ-<секрет>-1"
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +115,7 @@ def test_a_missing_keyring_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         resolve("keyring:runway/a")
 
 
-@pytest.mark.parametrize("key", [KEY, AWKWARD])
+@pytest.mark.parametrize("key", [KEY, AWKWARD, CYRILLIC])
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -130,6 +133,13 @@ def test_a_missing_keyring_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         lambda key: base64.urlsafe_b64encode(key.encode()).decode(),
         lambda key: base64.b64encode(f"user:{key}".encode()).decode(),
         lambda key: base64.b64encode(f"{key}:".encode()).decode(),
+        html.escape,
+        lambda key: html.escape(key, quote=False),
+        lambda key: html.escape(json.dumps({"key": key})),
+        lambda key: repr(key.encode()),
+        lambda key: json.dumps({"message": repr(f"key={key}".encode())}),
+        lambda key: key.encode().decode("latin-1"),
+        lambda key: key.encode().hex(),
     ],
 )
 def test_a_key_is_taken_out_in_every_form_it_takes(key: str, encoded: object) -> None:
@@ -436,3 +446,77 @@ def test_what_the_database_never_takes_is_the_handlers_trouble(
         q.run(lambda job: job.once("submit", lambda: dict(job.payload), paid=True))
         assert [job.status for job in q.jobs()] == ["failed", "completed"]
         assert "CHECK constraint failed" in str(q.job(1).error)
+
+
+def test_a_key_in_a_row_is_refused_before_it_was_ever_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Queue(tmp_path / "q.db") as q:
+        q.accounts.add("a", provider="render", credential="env:STUDIO_KEY")
+        monkeypatch.setenv("STUDIO_KEY", KEY)  # set after the queue was opened
+        with pytest.raises(UsageError, match="holds the key of one of your accounts"):
+            q.put({"prompt": f"a fox {KEY}"})
+        added = q.put_many([{"prompt": "a fox"}, {"prompt": KEY}])
+        assert (added.new, added.skipped) == (1, 1)
+    assert KEY.encode() not in b"".join(
+        path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    )
+
+
+def test_a_key_that_came_before_its_account_is_neither_saved_nor_shown_nor_a_file_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(job: ActiveJob) -> dict[str, object]:
+        with job.output(".bin") as path:
+            path.write_bytes(b"x")
+        return {"clip": path}
+
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": f"{KEY} runs", "note": f"<{KEY}>"})
+        monkeypatch.setenv("STUDIO_KEY", KEY)
+        q.accounts.add("a", provider="render", credential="env:STUDIO_KEY")
+        for name in ("before.csv", "before.jsonl", "before.xlsx"):
+            q.save(tmp_path / name)
+        summary = q.run(render, executor="process")  # in a worker that asked for no key
+        assert summary.is_complete
+        q.save(tmp_path / "after.csv")
+        [clip] = q.outputs()
+        assert clip.name.startswith("00001-key-runs-")
+        assert clip.exists()
+        shown = q.job(1)._repr_html_() + q.to_frame().to_csv() + str(list(q.records()))
+    assert KEY not in shown
+    for path in tmp_path.rglob("*"):
+        assert "4f9a" not in path.name
+    saved = b"".join(path.read_bytes() for path in tmp_path.glob("*.[cj]s*"))
+    assert b"[key]" in saved
+    assert KEY.encode() not in saved
+    cells = openpyxl.load_workbook(tmp_path / "before.xlsx").worksheets[0].values
+    assert KEY not in str(list(cells))
+
+
+HANDLES = [
+    {"url": f"https://api.example/t/1?key={urllib.parse.quote(KEY, safe='')}"},
+    {"id": "t-1", "token": KEY, "more": [{"again": f"Bearer {KEY}"}]},
+    {"id": "t-1"},
+]
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+def test_a_handle_that_holds_the_key_is_kept_without_it_and_asked_with_it(
+    handle: dict[str, object], key: str
+) -> None:
+    kept = secrets.veiled(handle, key)
+    assert redact_json(json.dumps(kept)) == json.dumps(kept)
+    assert (kept == handle) is (handle == {"id": "t-1"})
+    assert secrets.unveiled(kept, key) == handle
+    assert "another-key" in str(secrets.unveiled(kept, "another-key")) or kept == handle
+
+
+def test_a_handle_whose_key_cannot_be_put_back_is_told_apart(key: str) -> None:
+    basic = base64.b64encode(f"user:{key}".encode()).decode()
+    kept = secrets.veiled({"auth": basic}, key)
+    assert not secrets.holds_secret(json.dumps(kept))
+    with pytest.raises(KeyError):
+        secrets.unveiled(kept, key)
+    with pytest.raises(KeyError):  # its account has no key any more
+        secrets.unveiled(secrets.veiled({"token": key}, key), None)

@@ -29,7 +29,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from . import __version__, doctor, html, intake
+from . import __version__, doctor, html, intake, secrets
 from .accounts import CAPACITY_MAX, check_capacity
 from .clock import SystemClock, iso, local_text
 from .errors import NotAQueue, PumpError, UsageError, VqkitError
@@ -855,6 +855,7 @@ def _looking(path: Path) -> Iterator[SqliteStore]:
     """A queue's rows, read only: nothing is made, moved or waited for."""
     store = SqliteStore(path, readonly=True)
     try:
+        secrets.learn(account.credential for account in store.accounts())
         yield store
     finally:
         store.close()
@@ -902,7 +903,8 @@ def _job_dict(job: Job, files: Iterable[Path]) -> dict[str, Any]:
     times = {name: iso(getattr(job, f"{name}_ms")) for name in ("created", "started", "finished")}
     found = {"payload": job.payload, "result": job.result, "error": job.error, **times}
     plain["cancel_requested"] = bool(job.cancel_requested)
-    return {**plain, **found, "files": [str(path) for path in files]}
+    told = {**plain, **found, "files": [str(path) for path in files]}
+    return dict(secrets.redacted_own(told))
 
 
 def _console(*, to_stderr: bool = False) -> Console:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import codec
+from .secrets import redact_own
 
 if TYPE_CHECKING:
     from .job import Job
@@ -40,9 +41,9 @@ def escape(value: Any) -> str:
     """`value` as text that HTML shows and never interprets; None is the empty text.
 
     Control characters and half characters, which HTML has no way to show, become the
-    replacement sign.
+    replacement sign. A key that is known to this process becomes ``[key]``.
     """
-    text = "" if value is None else str(value)
+    text = "" if value is None else redact_own(str(value))
     return _html.escape(_UNSHOWN.sub("\ufffd", text), quote=True)
 
 

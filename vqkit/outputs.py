@@ -25,7 +25,7 @@ from . import codec
 from .errors import PayloadError
 from .job import Job, Output, prompt_of
 from .receipts import Receipts
-from .secrets import redact_json
+from .secrets import redact_json, redact_own
 
 __all__ = ["Made", "OutputFolder", "slug", "sync_folder"]
 
@@ -47,12 +47,21 @@ class Made(NamedTuple):
 def slug(payload: dict[str, Any]) -> str:
     """A few plain words of the prompt, safe as part of a file name on any system.
 
-    Letters of all scripts stay; Latin ones lose their accents. At most 40 characters and 90
-    bytes, so that the whole name fits where 143 bytes are the limit (encrypted home folders).
+    A key of an account is none of them. Letters of all scripts stay; Latin ones lose their
+    accents. At most 40 characters and 90 bytes, so that the whole name fits where 143 bytes are
+    the limit (encrypted home folders).
     """
+    return _slug(redact_own(_subject(payload)))
+
+
+def _subject(payload: dict[str, Any]) -> str:
     text = prompt_of(payload)
     if text is None:
-        text = next((value for value in payload.values() if isinstance(value, str)), "")
+        return next((value for value in payload.values() if isinstance(value, str)), "")
+    return text
+
+
+def _slug(text: str) -> str:
     words = _words(text[: 4 * SLUG_LENGTH])
     try:
         os.fsencode(words)
@@ -165,7 +174,8 @@ class OutputFolder:
         for file in made:
             path = Path(file.path)
             size, sha256 = _sync_and_hash(path)
-            kept = self._stored(path) if file.name is None else self._free_name(file.name)
+            name = None if file.name is None else _clean_name(job, file.name)
+            kept = self._stored(path) if name is None else self._free_name(name)
             output = Output(job.number, job.fence, kept, size, sha256, media_type(kept))
             moves.append((None if file.name is None else file.path, output))
             if file.name is not None and kept != file.name:
@@ -267,6 +277,12 @@ class OutputFolder:
                 Path(part).replace(self.resolve(output.path))
         if moves:
             sync_folder(self.root)
+
+
+def _clean_name(job: Job, name: str) -> str:
+    """The name a handler's file shall have; a worker process may not have known the key in it."""
+    raw, clean = _slug(_subject(job.payload)), slug(job.payload)
+    return name if raw == clean else name.replace(raw, clean, 1)
 
 
 def _sync_and_hash(path: Path) -> tuple[int, str]:

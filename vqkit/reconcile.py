@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import codec
+from . import codec, secrets
 from .errors import NOT_ACCEPTED, ProviderError
 from .handles import kept_handle
 from .job import Step
@@ -122,14 +122,14 @@ async def _send_again(
             note = f"the provider refuses it: {error}"
             return Verdict(note, is_settled=True, refusal=error)
         raise
-    return Verdict("sent again with its key", answer_value(answer), is_settled=True)
+    return Verdict("sent again with its key", answer_value(answer, account.key), is_settled=True)
 
 
 async def _poll(step: Step, provider: RenderProvider, account: AccountKey) -> Verdict:
     handle = {"id": step.key}
     status = await provider.poll(handle, account=account)
     if status.state != "not_found":
-        value = answer_value(Submitted(handle))
+        value = answer_value(Submitted(handle), account.key)
         return Verdict("the provider has a render of our id", value, is_settled=True)
     return Verdict("the provider has no render of our id", is_settled=True)
 
@@ -146,7 +146,11 @@ async def _look(
 ) -> Verdict:
     since_ms = step.begun_ms - CLOCK_SKEW_MS
     found = await provider.find(request, key=step.key, since_ms=since_ms, account=account)
-    free = [match for match in found if codec.canonical(kept_handle(match.handle)) not in owned]
+    free = [
+        match
+        for match in found
+        if codec.canonical(secrets.veiled(kept_handle(match.handle), account.key)) not in owned
+    ]
     certain = [match for match in free if match.is_certain]
     chosen = certain or free
     if chosen and not certain and was_refused:
@@ -154,7 +158,7 @@ async def _look(
             f"{_handles(chosen)} may be it, or the one that was refused before; you decide"
         )
     if len(chosen) == 1:
-        value = answer_value(Submitted(chosen[0].handle))
+        value = answer_value(Submitted(chosen[0].handle), account.key)
         return Verdict("found at the provider", value, is_settled=True)
     if chosen:
         return Verdict(f"{len(chosen)} renders look like it: {_handles(chosen)}; you decide")

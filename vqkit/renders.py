@@ -88,6 +88,25 @@ class Caller:
         self._job.log("its key was refused and is another one by now: asked again with that")
         return await method(*args, account=self.account, **options)
 
+    async def about(self, method: Callable[..., Awaitable[T]], handle: Mapping[str, Any]) -> T:
+        """The same of a method that is given a render's handle, as it is kept.
+
+        Raises InDoubt for one that held a key which cannot be put back.
+        """
+
+        async def ask(account: AccountKey) -> T:
+            try:
+                whole = secrets.unveiled(dict(handle), account.key)
+            except KeyError:
+                raise InDoubt(
+                    "the provider put a key into the render's handle, in a way that cannot be"
+                    " kept, so it cannot be asked after; it may be paid for. Look there, then"
+                    ' q.resolve(…, "attach", value=…)'
+                ) from None
+            return await method(whole, account=account)
+
+        return await self(ask)
+
 
 async def _key_of(job: ActiveJob) -> str:
     key: str = await in_thread(job.credential, "vqkit-key")  # a keyring may take its time
@@ -205,7 +224,7 @@ class RenderHandler:
             # Refused for its key it was certainly not accepted: to ask again is not to pay twice.
             answer = await ask(self.provider.submit, request, key=key, sink=sink)
             try:
-                return answer_value(answer)
+                return answer_value(answer, ask.account.key)
             except PayloadError as error:
                 raise InDoubt(str(error)) from error
 
@@ -242,7 +261,7 @@ class RenderHandler:
                 is_asked = await self._ask_to_stop(job, handle, ask)
             await self._pause(job, wait_s, errors, is_asked)
             try:
-                status = await ask(self.provider.poll, handle)
+                status = await ask.about(self.provider.poll, handle)
             except ProviderError as error:
                 if error.kind in ("auth", "provider_gone"):
                     raise
@@ -300,7 +319,7 @@ class RenderHandler:
     async def _ask_to_stop(self, job: ActiveJob, handle: Mapping[str, Any], ask: Caller) -> bool:
         """Asks the provider to cancel. Raises JobCancelled if it did; True if it was asked."""
         try:
-            answer = await ask(self.provider.cancel, handle)
+            answer = await ask.about(self.provider.cancel, handle)
         except ProviderError as error:
             job.log(f"asking the provider to cancel failed, trying again: {error}", "warning")
             return False
@@ -381,7 +400,7 @@ class RenderHandler:
                 await self._pause(job, error.retry_after_s, min(tries - 1, 4), is_asked=True)
                 if gone:
                     with contextlib.suppress(ProviderError):
-                        fresh = await ask(self.provider.poll, handle)
+                        fresh = await ask.about(self.provider.poll, handle)
                         status = fresh if fresh.links else status
                 continue
             if fetched.size == 0:
@@ -420,16 +439,17 @@ def _storable(told: Any) -> float | None:
     return max(0.0, float(min(told, BEYOND_S))) if is_number else None
 
 
-def answer_value(answer: Submitted | Finished) -> dict[str, Any]:
-    """A provider's answer as the step keeps it. Raises PayloadError for a handle it cannot keep.
+def answer_value(answer: Submitted | Finished, key: str | None) -> dict[str, Any]:
+    """A provider's answer as the step keeps it: without the account's key in its handle.
 
-    A cost or a wait that is none is taken for not told.
+    A cost or a wait that is none is taken for not told. Raises PayloadError for a handle that
+    cannot be kept.
     """
     cost_microusd = policy.amount(answer.cost_microusd)
     if isinstance(answer, Finished):
         return {"files": [str(path) for path in answer.files], "cost_microusd": cost_microusd}
     return {
-        "handle": kept_handle(answer.handle),
+        "handle": secrets.veiled(kept_handle(answer.handle), key),
         "cost_microusd": cost_microusd,
         "poll_after_s": _storable(answer.poll_after_s),
     }

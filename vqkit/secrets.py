@@ -9,18 +9,23 @@ and never how it is written.
 A key of four or five characters, or of digits only, might as well be part of another word or
 number: it is taken out where it stands as one of its own. What is shorter than four
 characters is no key but a placeholder, and is left alone.
+
+A provider may put the key into the handle of a render, as in ``…?key=…``. There it must not
+be lost, for the render is paid: `veiled` leaves a sign in its place, and `unveiled` puts the
+account's key back when the provider is asked.
 """
 
 from __future__ import annotations
 
 import base64
+import html
 import json
 import logging
 import os
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -32,13 +37,19 @@ __all__ = [
     "holds_secret",
     "is_any_known",
     "json_holds_secret",
+    "learn",
     "logger",
     "redact",
     "redact_json",
+    "redact_own",
+    "redacted_own",
     "resolve",
+    "unveiled",
+    "veiled",
 ]
 
 REDACTED = "[key]"
+QUOTED, LOST = "[key, quoted]", "[key, lost]"
 # A shorter "key" would take common words out of every text.
 SHORTEST = 4
 # A shorter one is looked for as a word of its own.
@@ -94,26 +105,51 @@ def _from_keyring(rest: str, reference: str) -> str | None:
         ) from error
 
 
+def learn(references: Iterable[str | None]) -> None:
+    """Remembers the keys that can be had without asking anybody: those of the environment.
+
+    Whoever stores, exports or shows what users put calls it first: a key that stands in a row
+    must be known as one before it was ever used.
+    """
+    for reference in references:
+        if reference is not None and reference.startswith("env:"):
+            remember(os.environ.get(reference[4:], "").strip())
+
+
 def remember(key: str) -> None:
     """From now on `redact` takes this key out, as it is and as it looks when encoded."""
     global _known
     if len(key) < SHORTEST or key in _known:
         return
-    forms = {
-        key,
-        json.dumps(key)[1:-1],
-        json.dumps(key, ensure_ascii=False)[1:-1],
-        repr(key)[1:-1],
-        urllib.parse.quote(key),
-        urllib.parse.quote(key, safe=""),
-        urllib.parse.quote_plus(key),
-    }
+    once = {key, *(spelled(key) for spelled in SPELLINGS)}
+    # An error's text holds a repr, a page a quoted address, and is itself stored as JSON.
+    forms = once | {spelled(form) for form in once for spelled in SPELLINGS}
     if len(key) >= SHORTEST_ANYWHERE:  # a few letters of base64 stand in any text of it
-        forms |= {*_in_base64(key.encode())}
-    # An error's text holds a repr, and is itself stored as JSON.
-    forms |= {json.dumps(form)[1:-1] for form in forms}
+        raw = key.encode()
+        forms |= {*_in_base64(raw), raw.hex(), raw.hex().upper()}
     with _remembering:
         _known = tuple(sorted({*_known, *forms}, key=len, reverse=True))
+
+
+def _quoted_low(text: str) -> str:
+    return re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), urllib.parse.quote(text, ""))
+
+
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: repr(text)[1:-1],
+    lambda text: repr(text.encode(errors="surrogateescape"))[2:-1],
+    lambda text: text.encode(errors="surrogateescape").decode("latin-1"),
+    lambda text: urllib.parse.quote(text, errors="surrogateescape"),
+    lambda text: urllib.parse.quote(text, "", errors="surrogateescape"),
+    lambda text: urllib.parse.quote_plus(text, errors="surrogateescape"),
+    _quoted_low,
+    html.escape,
+    lambda text: html.escape(text, quote=False),
+    lambda text: html.escape(text).replace("&#x27;", "&#39;"),
+)
+"""How a text looks where it was written as JSON, a repr, a part of an address, or HTML."""
 
 
 def _in_base64(raw: bytes) -> Iterator[str]:
@@ -184,14 +220,67 @@ def redact_json(text: str) -> str:
     return text if redacted == value else json.dumps(redacted, separators=(",", ":"))
 
 
+def redact_own(text: str) -> str:
+    """What a user wrote, without the keys in it; one as short as a word may be a word there."""
+    return redact(text, SHORTEST_ANYWHERE)
+
+
+def redacted_own(value: Any) -> Any:
+    """The same for a value of dicts, lists, texts, numbers and others, which stay as they are."""
+    return _redacted(value, SHORTEST_ANYWHERE) if _known else value
+
+
+def veiled(handle: Any, key: str | None) -> Any:
+    """A render's handle without the account's key in it, to be kept; see `unveiled`.
+
+    What holds a key that could not be put back, in another spelling or of another account, is
+    marked as lost.
+    """
+
+    def veil(text: str) -> str:
+        if key is not None and len(key) >= SHORTEST:
+            text = text.replace(key, REDACTED)
+            text = text.replace(urllib.parse.quote(key, safe=""), QUOTED)
+        kept = redact(text)
+        return text if kept == text else kept.replace(REDACTED, LOST)
+
+    return _in_texts(handle, veil)
+
+
+def unveiled(handle: Any, key: str | None) -> Any:
+    """The handle as its provider knows it. Raises KeyError where what it held cannot be had."""
+
+    def unveil(text: str) -> str:
+        if LOST in text or (key is None and (REDACTED in text or QUOTED in text)):
+            raise KeyError(LOST)
+        if key is None:
+            return text
+        quoted = urllib.parse.quote(key, safe="")
+        return text.replace(REDACTED, key).replace(QUOTED, quoted)
+
+    return _in_texts(handle, unveil)
+
+
+def _in_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _in_texts(part, change) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_texts(part, change) for part in value]
+    return value
+
+
 def _redacted(value: Any, shortest: int = SHORTEST) -> Any:
     if isinstance(value, str):
         return redact(value, shortest)
+    if not isinstance(value, int | float | dict | list):
+        return value
     if isinstance(value, dict):
         return {redact(name, shortest): _redacted(part, shortest) for name, part in value.items()}
     if isinstance(value, list):
         return [_redacted(part, shortest) for part in value]
-    if value is None or isinstance(value, bool):
+    if isinstance(value, bool):
         return value
     is_whole = isinstance(value, int) or value.is_integer()
     forms = {str(value), str(abs(int(value)))} if is_whole else {str(value)}

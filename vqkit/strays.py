@@ -256,12 +256,11 @@ class Strays:
         """Tells the provider that the job is over, and collects what it made all the same."""
         job, handler, active = stray.job, stray.handler, self._active(stray)
         ask = await handler.caller_of(active)
-        account = ask.account
         handle = active.handle or {}
-        answer = await handler.provider.cancel(handle, account=account)
+        answer = await ask.about(handler.provider.cancel, handle)
         note = f"the provider's answer to cancelling: {answer.replace('_', ' ')}"
         # Asked in any case: its state says what is to be paid.
-        status = await handler.provider.poll(handle, account=account)
+        status = await ask.about(handler.provider.poll, handle)
         if answer != "cancelled" and status.state in ("queued", "throttled", "running"):
             await self._tell(job, note)
             return False

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import codec
 from .job import Job, prompt_of
+from .secrets import redact_own
 from .snapshot import duration_text
 
 __all__ = [
@@ -26,8 +27,8 @@ JOINERS = "\u200c\u200d"  # emoji and scripts need them; all else unprintable is
 
 
 def clean(text: object) -> str:
-    """Text on one line that cannot steer a terminal."""
-    line = " ".join(str(text).split())
+    """Text on one line that cannot steer a terminal, and without a key this process knows."""
+    line = " ".join(redact_own(str(text)).split())
     return "".join(c if c.isprintable() or c in JOINERS else "\ufffd" for c in line)
 
 

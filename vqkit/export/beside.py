@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from .. import codec, intake
+from .. import codec, intake, secrets
 from ..errors import PayloadError, SheetError, UsageError
 from ..intake.settings import SETTINGS
 from ..job import Job, JobSpec, content_key
@@ -298,7 +298,7 @@ def _errors(jobs: Sequence[Job], changes: Changes) -> str | None:
         wrong = (job.error or {}).get("message") or job.reason
         if wrong and job.status != "completed":
             said.append(f"job {job.number}: {wrong}" if len(jobs) > 1 else str(wrong))
-    text = codec.clean_text("\n".join(said))
+    text = codec.clean_text(secrets.redact("\n".join(said)))
     if units(escaped(text)) > CHARACTERS:
         changes.note(jobs[0].number, "error", CUT)
         mark = f" … [cut: {len(text):,} characters]"

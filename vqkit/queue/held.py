@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from .. import secrets
 from ..accounts import Accounts
 from ..clock import Clock, SystemClock
 from ..errors import StoreLost, UsageError
@@ -81,6 +82,11 @@ class Held:
             lambda name, change: self._write(lambda s: s.change_account(name, change)),
             lambda name: self._write(lambda s: s.remove_account(name)),
         )
+        self._learn_keys()
+
+    def _learn_keys(self) -> None:
+        """Makes known what must not be stored or shown: the accounts' keys, used yet or not."""
+        secrets.learn(account.credential for account in self.accounts)
 
     def _join(self) -> _Shared:
         shared = _open.get(self.path)

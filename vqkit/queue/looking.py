@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from .. import codec
+from .. import codec, secrets
 from ..job import STATUSES, Attempt, Event, Job, Output, Step
 from ..liveness import is_alive
 from ..notebook.gallery import ShownJob
@@ -130,6 +130,7 @@ class Looking(Held):
         has ``payload.`` put before it. Jobs put later for a row of the same sheet stand with
         it, those whose row is not there any more at the sheet's end.
         """
+        self._learn_keys()
         for job, files, cost in self._standings():
             error = job.error or {}
             stands = {
@@ -156,7 +157,7 @@ class Looking(Held):
                 (f"payload.{name}" if name in taken or name.startswith("payload.") else name): value
                 for name, value in job.payload.items()
             }
-            yield {"job": job.number, **payload, **stands}
+            yield {"job": job.number, **secrets.redacted_own({**payload, **stands})}
 
     def _standings(self) -> Iterator[tuple[Job, list[Path], float | None]]:
         """All jobs in the order of their source's rows, their finished files, and their cost."""

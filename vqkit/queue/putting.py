@@ -69,6 +69,7 @@ class Putting(Changing):
             seed=None if seed is None else whole("seed", seed, 0, 2**62),
             **base,
         )
+        self._learn_keys()
         added = self._put(expanded(spec))
         if added.problems:
             raise UsageError(
@@ -212,6 +213,7 @@ class Putting(Changing):
 
         With `earlier` they are the rows of a sheet, as `Store.put_rows` takes them, `absent` too.
         """
+        self._learn_keys()
         parts: list[Added] = []
         problems: list[RowProblem] = []
         jobs: list[Job] = []
