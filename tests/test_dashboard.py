@@ -671,6 +671,26 @@ def test_what_was_typed_for_one_job_never_goes_to_another(q: Queue, steer: Steer
     assert q.steps(3)[0].state == "intent"
 
 
+def test_of_presses_that_are_heard_at_once_the_last_one_counts(q: Queue, steer: Steer) -> None:
+    q.accounts.add("studio", capacity=2)
+    steered = steer(q)
+    board = steered.board
+    for button in (board._pause, board._resume, board._pause):
+        button.click()
+    for n in (5, 3, 5):
+        board._capacity.value = n
+        board._resize.click()
+    board._resize.click()  # a double click
+    steered.look()
+    assert q.snapshot().is_paused
+    assert q.accounts["studio"].capacity == 5
+    board._resume.click()
+    board._pause.click()
+    board._resume.click()
+    steered.look()
+    assert not q.snapshot().is_paused
+
+
 def test_what_was_sent_off_is_not_in_the_field_any_more_even_if_it_was_refused(
     q: Queue, steer: Steer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

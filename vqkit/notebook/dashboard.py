@@ -83,7 +83,7 @@ class Dashboard:
         self._is_closed = False
         self._name = controls.path.name
         self._viewer = _Viewer(self._name)
-        self._pending: set[Wish] = set()
+        self._pending: list[Wish] = []  # in the order they were made
         self._message: str | None = None
         self._ask: Ask | None = None
         self._ask_until_s = 0.0
@@ -148,7 +148,7 @@ class Dashboard:
         is_news = False
         while not self._done.empty():
             wish, wrong = self._done.get()
-            self._pending.discard(wish)
+            self._pending.remove(wish)
             if wrong is not None:
                 self._say(wrong)
             is_news = True
@@ -250,9 +250,10 @@ class Dashboard:
         from .board import Wish
 
         wish = Wish(verb, of, detail)
-        if wish in self._pending:
+        # The same again is a second press; after another wish it may take that one back.
+        if self._pending[-1:] == [wish]:
             return
-        self._pending.add(wish)
+        self._pending.append(wish)
         if self._worker is None:
             self._worker = threading.Thread(
                 target=_carry_out,
