@@ -374,10 +374,34 @@ def test_jobs_of_other_sheets_in_the_queue_are_mentioned(foxes):
 
 
 def test_a_failed_job_whose_row_is_gone_can_be_forgotten(foxes):
-    told = call("prune", foxes, 4)
-    assert "1 job forgotten" in told
+    sheet("foxes.csv", ["a fox", "two foxes", "three \x1b[31mfoxes", "later"], {})
+    with Queue(foxes) as q:
+        q.load("foxes.csv")
+    assert "1 job forgotten" in call("prune", foxes, 4)
     assert json.loads(stdout_of("status", "--json"))["counts"]["failed"] == 0
     assert "say which" in call("prune", foxes, code=2)
+
+
+def test_a_completed_job_whose_row_is_still_there_is_forgotten_only_with_yes(foxes):
+    told = call("prune", foxes, 1, code=2)
+    assert "row 2 of job 1 is still in foxes.csv" in told
+    assert "nothing was forgotten" in told
+    assert "1 job forgotten" in call("prune", foxes, 1, "--yes")
+
+
+def test_all_and_batch_leave_what_is_in_doubt(here):
+    def render(job):
+        def lost():
+            raise TimeoutError
+
+        job.once("submit", lost, paid=True)
+
+    with Queue("runs/doubts.db") as q:
+        q.put({"n": 1}, batch="foxes")
+        q.run(render)
+    for words in (["--all"], ["--batch", "foxes"]):
+        assert "1 job in doubt left alone: vqkit resolve" in call("cancel", *words)
+    assert json.loads(stdout_of("status", "--json"))["counts"]["in_doubt"] == 1
 
 
 def test_what_a_process_that_is_gone_had_at_work_is_cancelled_at_once():

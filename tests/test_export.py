@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from datetime import datetime
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import openpyxl
@@ -135,13 +136,30 @@ def test_a_workbook_holds_text_as_text_and_nothing_as_a_formula(q, tmp_path):
         assert cells[name].quotePrefix == (name != "broken")  # it stays text when edited
     assert cells["big"].value == "12345678901234567"
     assert cells["truth"].value is True
-    assert isinstance(cells["created"].value, datetime)
+    [created] = [cell for name, cell in cells.items() if name.startswith("created (UTC")]
+    assert isinstance(created.value, datetime)
     book.close()
     header, _, line = xlsx_rows(saved)
     shown = dict(zip(header, line, strict=True))
     assert {name: shown[name] for name in ("control", "lines", "escape")} == {
         name: AWKWARD[name] for name in ("control", "lines", "escape")
     }
+
+
+@pytest.mark.parametrize(
+    ("zone", "said", "hours"), [("UTC0", "UTC", 0), ("XST-5:30", "UTC+05:30", 5.5)]
+)
+def test_a_workbooks_times_are_local_and_their_heads_say_so(
+    q, tmp_path, monkeypatch, zone, said, hours
+):
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        header, _, line = xlsx_rows(q.save(tmp_path / "r.xlsx"))
+    time.tzset()
+    shown = dict(zip(header, line, strict=True))[f"created ({said})"]
+    created = q.job(2).created_ms / 1000
+    assert shown.replace(tzinfo=UTC).timestamp() == pytest.approx(created + hours * 3600, abs=0.01)
 
 
 def test_a_text_longer_than_a_cell_stands_whole_on_a_sheet_of_its_own(q, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import math
+import pickle
 import shutil
 import threading
 import time
@@ -1200,7 +1202,7 @@ def test_named_jobs_are_pruned_if_they_have_ended(q: Queue) -> None:
     q.put({"n": 1})
     q.run(render)
     q.put({"n": 2})
-    assert q.prune(1, 2) == 1
+    assert repr(q.prune(1, 2)) == "1 job forgotten"
     assert [job.number for job in q.jobs()] == [2]
     with pytest.raises(UsageError, match="which"):
         q.prune()
@@ -1277,3 +1279,50 @@ def test_a_moment_beyond_all_years_is_one_clear_sentence(q, when):
     with pytest.raises(UsageError, match=r"older_than .*: expected a timedelta"):
         q.prune(older_than=-abs(when))
     assert q.stats()["total"] == 0
+
+
+def test_verbs_answer_a_number_that_a_cell_shows_as_a_sentence(q: Queue) -> None:
+    def fail(job: Any) -> None:
+        raise GiveUp("no")
+
+    q.put_many([{"n": n} for n in range(3)])
+    n = q.cancel(1)
+    assert (n, repr(n), f"{n}", n + 1) == (1, "1 job cancelled", "1", 2)
+    q.run(fail)
+    assert repr(q.requeue()) == "2 jobs put back"
+    assert repr(q.requeue()) == "0 jobs put back"
+    assert repr(pickle.loads(pickle.dumps(n))) == repr(n)
+    assert json.dumps([n]) == "[1]"
+
+
+def test_a_batch_is_cancelled_but_for_what_is_in_doubt(q: Queue) -> None:
+    def render(job: Any) -> None:
+        def lost() -> None:
+            raise TimeoutError
+
+        job.once("submit", lost, paid=True)
+
+    q.put({"n": 1}, batch="foxes")
+    q.run(render)
+    q.put_many([{"n": 2}, {"n": 3}], batch="foxes")
+    said = repr(q.cancel(batch="foxes"))
+    assert said.startswith("2 jobs cancelled; 1 job in doubt left alone")
+    assert [job.status for job in q.jobs()] == ["in_doubt", "cancelled", "cancelled"]
+    assert "in doubt" in q.snapshot().headline
+    assert q.cancel(1) == 1
+    assert q.job(1).status == "cancelled"
+
+
+def test_pruning_a_job_whose_row_is_still_there_says_that_it_comes_back(
+    q: Queue, tmp_path: Path
+) -> None:
+    async def render(job: Any) -> None: ...
+
+    sheet = tmp_path / "foxes.csv"
+    sheet.write_text("prompt\na fox\nan owl\n")
+    q.load(sheet)
+    q.run(render)
+    assert "row 2 of job 1 is still in foxes.csv: the next load" in repr(q.prune(1))
+    sheet.write_text("prompt\na fox\n")
+    q.load(sheet)
+    assert repr(q.prune(2)) == "1 job forgotten"

@@ -43,7 +43,17 @@ from .run import Run, Summary
 from .snapshot import Snapshot, duration_text, take
 from .store.base import JobFilter
 from .store.sqlite import SqliteStore
-from .words import clean, count, event_words, failure_of, failure_text, near, shorten, what
+from .words import (
+    clean,
+    comes_back,
+    count,
+    event_words,
+    failure_of,
+    failure_text,
+    near,
+    shorten,
+    what,
+)
 
 __all__ = ["main"]
 
@@ -688,17 +698,20 @@ def doctor_(db: Path | None, as_json: bool) -> None:
 
 @main.command()
 @click.argument("which", nargs=-1, metavar="[DB] [JOB]...")
-@click.option("--all", "everything", is_flag=True, help="All that are not finished")
+@click.option("--all", "everything", is_flag=True, help="All that wait or are at work")
 @click.option("--batch", help="Those of this sheet")
 @_as_json
 def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json: bool) -> None:
-    """Cancel jobs, by number. What waits is cancelled at once, what is at work when it stops."""
+    """Cancel jobs, by number. What waits is cancelled at once, what is at work when it stops.
+
+    With --all and --batch those in doubt are left as they are: see vqkit resolve.
+    """
     db, numbers = _db_and_jobs(which)
     if (bool(numbers) + everything + (batch is not None)) != 1:
         raise UsageError("say which: numbers of jobs (vqkit cancel 3 4), or --all, or --batch NAME")
     with Queue(_existing(db)) as q:
         q.recover()  # what a process that is gone had at work waits again, and is cancelled at once
-        chosen = ("queued", "running", "in_doubt") if everything else None
+        chosen = ("queued", "running") if everything else None
         n = q.cancel(*numbers, status=chosen, batch=batch)
         asked = [job.number for job in q.jobs(status="running", batch=batch)
                  if job.cancel_requested and (not numbers or job.number in numbers)]  # fmt: skip
@@ -708,6 +721,10 @@ def cancel(which: tuple[str, ...], everything: bool, batch: str | None, as_json:
         click.echo(f"{count(n, 'job')} cancelled" if n else "nothing to cancel")
         if asked:
             click.echo(f"of these {len(asked)} at work: cancelled as soon as they have stopped")
+        doubts = [] if numbers else q.jobs(status="in_doubt", batch=batch)
+        if doubts:
+            left = "vqkit resolve ends that, or cancel them by number"
+            click.echo(f"{count(len(doubts), 'job')} in doubt left alone: {left}")
         for job in map(q.job, numbers):
             if job.status in ("completed", "failed"):
                 click.echo(f"job {job.number} is {job.status} already")
@@ -753,7 +770,8 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
 @main.command()
 @click.argument("which", nargs=-1, metavar="[DB] [JOB]...")
 @click.option("--gone", is_flag=True, help="Failed and cancelled ones whose row is gone or edited")
-def prune(which: tuple[str, ...], gone: bool) -> None:
+@click.option("--yes", is_flag=True, help="Also those whose row is still there: it is made again")
+def prune(which: tuple[str, ...], gone: bool, yes: bool) -> None:
     """Forget finished jobs, by number, or those whose rows are gone."""
     db, numbers = _db_and_jobs(which)
     if bool(numbers) == gone:
@@ -761,6 +779,8 @@ def prune(which: tuple[str, ...], gone: bool) -> None:
             "say which: numbers of jobs, as vqkit jobs lists them (vqkit prune 3 4), or --gone"
         )
     with Queue(_existing(db)) as q:
+        if not yes and (why := comes_back(map(q.job, numbers))):
+            raise UsageError(f"{why}; nothing was forgotten. To do so all the same: --yes")
         n = q.prune(*numbers, gone=gone)
         click.echo(f"{count(n, 'job')} forgotten" if n else "nothing to forget: none has ended")
 

@@ -28,7 +28,6 @@ __all__ = [
     "Job",
     "JobSpec",
     "Output",
-    "Requeued",
     "RowProblem",
     "Status",
     "Step",
@@ -338,46 +337,6 @@ class Added:
             again=sum(part.again for part in parts),
             beside_shared=sum(part.beside_shared for part in parts),
         )
-
-
-class Requeued(int):
-    """How many jobs were put back. Shown, it says which were `left` alone, and why.
-
-    `sheets` are those that the jobs left alone came from.
-    """
-
-    left: int
-    sheets: tuple[str, ...]
-
-    def __new__(cls, n: int, left: int = 0, sheets: Sequence[str] = ()) -> Requeued:
-        """So many put back, and so many left."""
-        made = super().__new__(cls, n)
-        made.left, made.sheets = left, tuple(sheets)
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Requeued, (int(self), self.left, self.sheets)
-
-    def __format__(self, how: str) -> str:
-        return format(int(self), how)
-
-    @property
-    def why_left(self) -> str:
-        """Why some were left alone; '' where none was."""
-        if not self.left:
-            return ""
-        whose = "its row is" if self.left == 1 else "their rows are"
-        were = "was" if self.left == 1 else "were"
-        names = ", ".join(self.sheets[:3]) + (", …" if len(self.sheets) > 3 else "")
-        return f"{self.left:,} left: {whose} gone from {names} or {were} edited"
-
-    def __str__(self) -> str:
-        said = f"{int(self):,} job{'' if self == 1 else 's'} put back"
-        if self.left:
-            said += f"; {self.why_left}; q.requeue(17), by number, takes one all the same"
-        return said
-
-    __repr__ = __str__
 
 
 class Attempt(NamedTuple):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from . import codec
 from .job import Job, prompt_of
@@ -13,7 +14,10 @@ from .snapshot import duration_text
 
 __all__ = [
     "EVENTS",
+    "Changed",
+    "Requeued",
     "clean",
+    "comes_back",
     "count",
     "event_words",
     "failure_of",
@@ -43,6 +47,52 @@ def count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
+class Changed(int):
+    """How many jobs a verb has changed: a number, which a cell shows as a sentence."""
+
+    words: str
+
+    def __new__(cls, n: int, words: str = "changed") -> Self:
+        made = super().__new__(cls, n)
+        made.words = words
+        return made
+
+    def __repr__(self) -> str:
+        return f"{count(int(self), 'job')} {self.words}"
+
+    __str__ = int.__repr__
+
+
+class Requeued(Changed):
+    """How many jobs were put back, how many were `left` alone, and why.
+
+    `sheets` are those that the jobs left alone came from.
+    """
+
+    left: int = 0
+    sheets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, n: int, left: int = 0, sheets: Iterable[str] = ()) -> Requeued:
+        """So many put back, and so many left."""
+        made = cls(n, "put back")
+        made.left, made.sheets = left, tuple(sheets)
+        return made
+
+    @property
+    def why_left(self) -> str:
+        """Why some were left alone; "" where none was."""
+        if not self.left:
+            return ""
+        whose, were = ("its row is", "was") if self.left == 1 else ("their rows are", "were")
+        names = ", ".join(self.sheets[:3]) + (", …" if len(self.sheets) > 3 else "")
+        return f"{self.left:,} left: {whose} gone from {names} or {were} edited"
+
+    def __repr__(self) -> str:
+        ways_on = "; q.requeue(17), by number, takes one all the same"
+        return super().__repr__() + (f"; {self.why_left}{ways_on}" if self.left else "")
+
+
 def near(path: Path) -> str:
     """A path as one would type it here."""
     with suppress(ValueError):
@@ -53,6 +103,19 @@ def near(path: Path) -> str:
 def what(job: Job) -> str:
     """What a job is about: its prompt, or else its payload."""
     return prompt_of(job.payload) or codec.readable(job.payload_json)
+
+
+def comes_back(jobs: Iterable[Job]) -> str:
+    """Which of these finished jobs the next load of their sheet would make again; "" for none."""
+    rows = [job for job in jobs if job.is_terminal and job.row is not None and job.source]
+    if not rows:
+        return ""
+    first = rows[0]
+    more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return (
+        f"row {first.row} of job {first.number} is still in {clean(first.source)}{more}: the next"
+        " load or vqkit run makes it again, and pays again"
+    )
 
 
 def failure_of(job: Job) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,11 @@ def write_xlsx(path: Path, rows: Rows, changes: Changes) -> None:
         )
     book = _Book(changes)
     try:
-        book.jobs.append([book.cell(0, name, name, is_bold=True) for name in rows.names])
+        heads = [
+            f"{name} ({book.zone})" if "time" in rows.kinds.get(name, ()) else name
+            for name in rows.names
+        ]
+        book.jobs.append([book.cell(0, head, head, is_bold=True) for head in heads])
         for record in rows:
             job = record["job"]
             book.jobs.append([book.cell(job, name, record.get(name)) for name in rows.names])
@@ -65,13 +69,15 @@ class _Book:
         self.long: Any = None
         self.changes = changes
         self.bold = Font(bold=True)
+        # A cell knows no zone, so the head says one: as far from UTC as it is here now.
+        self.zone = timezone(datetime.now().astimezone().utcoffset() or timedelta(0))
 
     def cell(self, job: int, name: str, value: Any, *, is_bold: bool = False) -> Any:
         """The value as a workbook can hold it; what it cannot is noted."""
         if value is None or value == "" or isinstance(value, bool):
             return value
-        if isinstance(value, datetime):  # in UTC, without saying so: a workbook knows no zones
-            return value.astimezone(UTC).replace(tzinfo=None)
+        if isinstance(value, datetime):
+            return value.astimezone(self.zone).replace(tzinfo=None)
         if isinstance(value, int | float):
             if isinstance(value, float) or abs(value) < DIGITS:
                 return self._typed(repr(value), "n")

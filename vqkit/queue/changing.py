@@ -14,9 +14,10 @@ from .. import codec
 from ..accounts import microusd
 from ..errors import LifecycleError, UnknownName, UsageError
 from ..handles import said_handle
-from ..job import TERMINAL, Job, Requeued
+from ..job import TERMINAL, Job
 from ..steps import ATTACHED, RENDER, handle_of
 from ..store.base import JobFilter, Store
+from ..words import Changed, Requeued, comes_back, count
 from .asked import Which, age_ms, moment, statuses
 from .looking import Looking
 
@@ -33,20 +34,33 @@ class Changing(Looking):
         batch: str | None = None,
         account: str | None = None,
         upto: int | None = None,
-    ) -> int:
+    ) -> Changed:
         """Cancels what waits, asks what runs to stop. Returns how many jobs that touched.
 
         Jobs are named by number or id, or chosen by status, batch, account; all jobs there
         are: ``status=("queued", "running")``. With `upto` none that has a higher number, so
-        none that is put meanwhile. Finished jobs stay as they are.
+        none that is put meanwhile. Finished jobs stay as they are, and so do those in doubt,
+        which may be paid for, unless they are named or ``status`` says so.
         """
         if not which and status is None and batch is None and account is None:
             raise UsageError(
                 "cancel() wants to know which: q.cancel(17), q.cancel(batch='foxes.xlsx'), or"
                 " q.cancel(status=('queued', 'running')) for all"
             )
-        chosen = replace(self._chosen(which, status, batch, account), upto=upto)
-        return len(self._write(lambda s: s.transition(chosen, "cancel", reason="by you")))
+        is_wide = not which and status is None
+        wanted = ("queued", "running") if is_wide else status
+        chosen = replace(self._chosen(which, wanted, batch, account), upto=upto)
+        n = len(self._write(lambda s: s.transition(chosen, "cancel", reason="by you")))
+        words = "cancelled"
+        running = replace(chosen, status=("running",))
+        if asked := [job for job in self._found(running) if job.cancel_requested]:
+            words += f", of which {len(asked)} at work: as soon as they have stopped"
+        if is_wide and (doubts := self._found(replace(chosen, status=("in_doubt",)))):
+            words += f"; {count(len(doubts), 'job')} in doubt left alone: see q.resolve"
+        return Changed(n, words)
+
+    def _found(self, chosen: JobFilter) -> list[Job]:
+        return self._read(lambda s: s.jobs(chosen))
 
     def requeue(
         self,
@@ -68,14 +82,14 @@ class Changing(Looking):
         chosen = self._chosen(which, status, batch, account)
         chosen = replace(chosen, ended_by_ms=moment("ended_by", ended_by))
         if which:
-            return Requeued(len(self._write(lambda s: s.transition(chosen, "requeue"))))
+            return Requeued.of(len(self._write(lambda s: s.transition(chosen, "requeue"))))
         ended = tuple(set(chosen.status) & TERMINAL)
         others = replace(chosen, status=ended, is_gone=True)
         chosen = replace(chosen, is_gone=False)
         left = self._read(lambda s: s.jobs(others)) if ended else []
         sheets = sorted({job.source for job in left if job.source})
         done = self._write(lambda s: s.transition(chosen, "requeue"))
-        return Requeued(len(done), len(left), sheets)
+        return Requeued.of(len(done), len(left), sheets)
 
     def _check_batch(self, name: str) -> None:
         """Raises UnknownName for a batch nothing was ever put as; says which there are."""
@@ -246,12 +260,13 @@ class Changing(Looking):
         older_than: timedelta | float | None = None,
         status: str | Iterable[str] | None = None,
         gone: bool = False,
-    ) -> int:
+    ) -> Changed:
         """Deletes finished jobs: those named, or all older than that (a timedelta, or seconds).
 
         Or with `gone` the failed and cancelled ones whose row no sheet has any more, as it was
         put. With their attempts and events; files stay. Returns how many. A pruned job's key is
-        free again: putting the same row once more makes a new job.
+        free again: putting the same row once more makes a new job, and so does the next load
+        of its sheet, if the row is still there.
         """
         if bool(which) + (older_than is not None) + gone != 1:
             raise UsageError(
@@ -263,16 +278,19 @@ class Changing(Looking):
             if not set(wanted) <= TERMINAL:
                 raise UsageError(f"prune(status={status!r}): only finished jobs can be pruned")
             found = self._read(lambda s: s.jobs(JobFilter(wanted, is_gone=True)))
-            return self._write(lambda s: s.prune_these([job.number for job in found]))
+            n = self._write(lambda s: s.prune_these([job.number for job in found]))
+            return Changed(n, "forgotten")
         if older_than is None:
-            numbers = [self.job(one).number for one in which]
-            return self._write(lambda s: s.prune_these(numbers))
+            jobs = [self.job(one) for one in which]
+            numbers = [job.number for job in jobs]
+            n = self._write(lambda s: s.prune_these(numbers))
+            return Changed(n, f"forgotten{comes_back(jobs) and f'; {comes_back(jobs)}'}")
         kept_ms = age_ms("older_than", older_than)
         wanted = statuses(tuple(TERMINAL) if status is None else status)
         if not set(wanted) <= TERMINAL:
             raise UsageError(f"prune(status={status!r}): only finished jobs can be pruned")
         before_ms = self._clock.now_ms() - kept_ms
-        return self._write(lambda s: s.prune(before_ms, wanted))
+        return Changed(self._write(lambda s: s.prune(before_ms, wanted)), "forgotten")
 
     @property
     def retention(self) -> timedelta | None:
