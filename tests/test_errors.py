@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import os
 import pickle
 import pkgutil
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +111,49 @@ def test_every_error_class_is_exported() -> None:
 def test_what_a_try_cost_travels_with_its_signal() -> None:
     found = pickle.loads(pickle.dumps(GiveUp("no", cost=0.25)))
     assert (found.reason, found.cost) == ("no", 0.25)
+
+
+CELLS = """
+import sys, threading, _thread
+import vqkit
+q = vqkit.Queue(sys.argv[-1])
+q.put({"n": 1})
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("q.cancel()", "cancel() wants to know which"),
+        ("q.job(17)", "no job 17 in this queue"),
+        ("q.resolve(1, 'not_sent')", "resolve needs in_doubt"),
+        ("q.put({'n': 1}, not_before='noon')", "expected a datetime"),
+        ("q.cancel(1); q.check()", "0 of 1 completed"),
+        (
+            "def render(job): _thread.interrupt_main()\nq.run(render)",
+            "no new work is handed out",
+        ),
+    ],
+)
+def test_a_cell_shows_its_own_line_and_the_sentence_and_not_vqkits_insides(
+    tmp_path: Path, cell: str, said: str
+) -> None:
+    program = tmp_path / "cell.ipy"
+    program.write_text(CELLS % cell)
+    command = ["-m", "IPython", "--colors=NoColor", "--no-confirm-exit", str(program)]
+    ran = subprocess.run(
+        [sys.executable, *command, "--", str(tmp_path / "q.db")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+    )
+    shown = ran.stdout + ran.stderr
+    assert said in shown
+    assert cell.splitlines()[-1].split("; ")[-1] in shown
+    assert "vqkit/queue" not in shown.replace(str(tmp_path), "")
+    assert "concurrent/futures" not in shown
+    assert "During handling" not in shown
+    assert "direct cause" not in shown
+    assert len(shown.splitlines()) < 25

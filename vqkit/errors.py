@@ -35,6 +35,9 @@ error is its ``__cause__``, and every error survives pickling.
 
 from __future__ import annotations
 
+import copy
+import sys
+from types import TracebackType
 from typing import Any, Literal
 
 __all__ = [
@@ -66,6 +69,32 @@ __all__ = [
 ]
 
 
+def in_short(error: BaseException) -> list[str]:
+    """What IPython shows of an error of use: the user's own lines and the sentence.
+
+    It asks for it under the name ``_render_traceback_``. Where the error comes from in vqkit
+    is shown with ``%xmode Verbose``.
+    """
+    view = sys.modules["IPython"].get_ipython().InteractiveTB
+    is_whole, shown, trace = view.mode == "Verbose", error, error.__traceback__
+    if not is_whole:
+        frames = []
+        while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            frames.append(trace)
+            trace = trace.tb_next
+        trace = None
+        for kept in reversed(frames):
+            trace = TracebackType(trace, kept.tb_frame, kept.tb_lasti, kept.tb_lineno)
+        shown = copy.copy(error)  # without the errors that led to it
+    lines: list[str] = view.structured_traceback(
+        type(error), shown, trace, tb_offset=view.tb_offset
+    )
+    return lines
+
+
+_HERE = __file__.removesuffix("errors.py")
+
+
 def _rebuild(cls: type[VqkitError], message: str, facts: dict[str, Any]) -> VqkitError:
     return cls(message, **facts)
 
@@ -89,6 +118,8 @@ class VqkitError(Exception):
 
 class UsageError(VqkitError, ValueError):
     """What was asked cannot be done as asked; the message says what can."""
+
+    _render_traceback_ = in_short
 
 
 class PayloadError(UsageError):
@@ -144,6 +175,8 @@ class StoreLost(StoreError):
 
 class LifecycleError(VqkitError):
     """The job's status does not allow the verb. ``job_id``, ``status``, ``verb`` say which."""
+
+    _render_traceback_ = in_short
 
 
 class StaleFence(LifecycleError):
@@ -210,9 +243,13 @@ class ProviderError(VqkitError):
 class CredentialError(VqkitError):
     """A credential reference that gives no key on this machine. Never contains the key."""
 
+    _render_traceback_ = in_short
+
 
 class JobsFailed(VqkitError):
     """Some jobs did not complete. ``failed`` lists the numbers of the newest that failed."""
+
+    _render_traceback_ = in_short
 
 
 class Signal(Exception):

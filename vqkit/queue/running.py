@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from ..accounts import IN_PASSING, check_capacity
-from ..errors import UsageError
+from ..errors import UsageError, in_short
 from ..job import Job
 from ..providers.base import Provider
 from ..providers.function import function_provider
@@ -160,11 +161,13 @@ class Running(Putting):
             # Without a run to hold, one may be starting: behind it in the line, without waiting.
             following = 0 if run is None else run.release()
             shared.writer.later(lambda _: shared.run and shared.run.release())
-            raise KeyboardInterrupt(
+            error = KeyboardInterrupt(
                 "no new work is handed out; "
                 + (f"{following} at work are followed to their end. " if following else "")
                 + "q.run() goes on where it stopped."
-            ) from None
+            )
+            error.__dict__["_render_traceback_"] = partial(in_short, error)
+            raise error from None
         return summary
 
     def _ensure_account(self, name: str, concurrency: int | None) -> None:
