@@ -410,6 +410,7 @@ def test_what_a_process_that_is_gone_had_at_work_is_cancelled_at_once():
         run.until("1 running")
         run.process.kill()
         run.ended()
+    assert "leaked" not in run.text  # the worker's helpers clean up without a word
     told = call("cancel", "foxes.csv", "--all")
     assert "at work" not in told
     counts = json.loads(stdout_of("status", "foxes.csv", "--json"))["counts"]
@@ -790,3 +791,10 @@ def test_of_many_files_those_just_made_are_listed_and_not_the_oldest(tmp_path):
     (tmp_path / "00.mp4").unlink()
     assert _newest(files, 3) == [files[3], files[24], files[23]]
     assert _newest(files[:3], 3) == files[:3]
+
+
+def test_export_needs_no_name_of_a_queue_where_there_is_one_only(foxes):
+    assert "results.csv" in call("export", "results.csv")
+    assert Path("results.csv").exists()
+    assert "name the file to save" in call("export", foxes, code=2)
+    assert "name the file to save" in call("export", code=2)

@@ -650,8 +650,7 @@ def events(
 
 
 @main.command(name="export")
-@click.argument("db", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("which", nargs=-1, metavar="[DB] FILE", type=click.Path(path_type=Path))
 @click.option(
     "--into",
     metavar="WORKBOOK",
@@ -660,9 +659,12 @@ def events(
 )
 @click.option("--sheet", help="The sheet of that workbook")
 @click.option("--overwrite", is_flag=True, help="Replace a file vqkit did not save so itself")
-def export_(db: Path, file: Path, into: Path | None, sheet: str | None, overwrite: bool) -> None:
+def export_(which: tuple[Path, ...], into: Path | None, sheet: str | None, overwrite: bool) -> None:
     """Save all jobs as .xlsx, .csv, .jsonl or .parquet, or beside the rows of a workbook."""
-    with Queue(_existing(db)) as q:
+    if not 1 <= len(which) <= 2 or which[-1].suffix.lower() == ".db":
+        raise UsageError("name the file to save, such as vqkit export results.xlsx")
+    file = which[-1]
+    with Queue(_existing(which[0] if len(which) == 2 else None)) as q:
         if into is not None:
             click.echo(q.save_into(into, file, sheet=sheet, overwrite=overwrite))
         elif sheet is not None:

@@ -114,6 +114,10 @@ class _Worker:
         from loky.backend import get_context, resource_tracker
         from loky.process_executor import BrokenProcessPool
 
+        # Before the pool, whose locks would start loky's own aloud.
+        with _silent_trackers():
+            trackers.ensure_running()
+            resource_tracker.ensure_running()
         context = get_context("loky")
         self._pipe, self._child_end = context.Pipe(duplex=True)
         self._pool = ProcessPoolExecutor(
@@ -126,9 +130,6 @@ class _Worker:
         self._seen_end: tuple[Tag, Callable[[], object]] | None = None
         # Until it ignores interrupts, a Ctrl-C of the terminal would kill the starting worker:
         # it inherits the block. The trackers are there already, for starting them lifts it.
-        with _silent_trackers():
-            trackers.ensure_running()
-            resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._pid = int(self._pool.submit(os.getpid).result())
@@ -215,16 +216,20 @@ class _Worker:
 @contextlib.contextmanager
 def _silent_trackers() -> Iterator[None]:
     """Trackers outlive us and clean up; of a kill they need not tell in thirty lines."""
-    before = os.environ.get("PYTHONWARNINGS")
     quiet = "ignore:resource_tracker:UserWarning"
-    os.environ["PYTHONWARNINGS"] = quiet if before is None else f"{before},{quiet}"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
+    with _silencing:  # several workers may start at once
+        before = os.environ.get("PYTHONWARNINGS")
+        os.environ["PYTHONWARNINGS"] = quiet if before is None else f"{before},{quiet}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYTHONWARNINGS"]
+            else:
+                os.environ["PYTHONWARNINGS"] = before
+
+
+_silencing = threading.Lock()
 
 
 # -- in the worker process ------------------------------------------------------------------
