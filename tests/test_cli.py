@@ -580,7 +580,7 @@ def test_failed_jobs_whose_rows_are_gone_are_left_alone_and_forgotten_at_once(fo
     assert "nothing to put back but jobs that no sheet has any more" in told
     assert "1 left: its row is gone from foxes.csv or was edited." in told
     assert json.loads(stdout_of("requeue", "--json")) == {"changed": 0, "left": 1}
-    told = call("run", "foxes.csv", "--db", foxes)
+    told = call("run", "foxes.csv", "--db", foxes, "--provider", "local")
     assert "Done: 3 of 5 completed, 1 failed, 1 cancelled" in told
     assert "1 cancelled and 1 failed do not count: their rows are gone or were edited." in told
     assert "2 jobs forgotten" in call("prune", "--gone")

@@ -128,7 +128,7 @@ def test_where_every_account_rests_it_says_what_goes_on_and_never_nothing_to_do(
         " itself"
     )
     alone = Snapshot("q.db", 0, counts, accounts=(rests,))
-    assert alone.headline.endswith("when that is mended q.run() or vqkit run goes on")
+    assert alone.headline.endswith("when that is mended q.run(…), where p is defined, goes on")
 
 
 def test_the_copy_tells_prompts_kinds_of_error_money_and_how_many_more(q: Queue) -> None:

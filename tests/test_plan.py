@@ -51,8 +51,8 @@ def rows_of(n: int) -> Rows:
     return [[f"prompt {i}", i] for i in range(n)]
 
 
-def finish(q: Queue) -> None:
-    q.run(lambda job: job.payload)
+def finish(q: Queue, provider: str | None = None) -> None:
+    q.run(lambda job: job.payload, provider=provider)
 
 
 def prompts(q: Queue, **chosen: Any) -> list[str]:
@@ -686,7 +686,7 @@ def test_a_row_that_comes_back_is_put_again(q: Queue, sheet: Sheet, name: str) -
     added = q.load(path)
     assert str(added).startswith("1 new, 1 put again (cancelled when their rows were gone)")
     assert q.job(1).row == 3
-    finish(q)
+    finish(q, "p")
     assert sorted(prompts(q, status="completed")) == ["cat", "fox", "owl"]
 
 

@@ -106,10 +106,10 @@ class Accounts:
             limits["model_capacity"] = None if model_capacity is None else _by_model(model_capacity)
         return self._write(name, lambda before: _changed(before, name, given, limits))
 
-    def add_in_passing(self, name: str, capacity: int) -> Account:
-        """Makes the account of a handler that was run where there is none, under its name."""
+    def add_in_passing(self, name: str, capacity: int, provider: str | None = None) -> Account:
+        """Makes an account nobody asked for: of a handler under its name, or of `vqkit run`."""
         limits = {IN_PASSING: True}
-        given = {"provider": name, "capacity": check_capacity(capacity)}
+        given = {"provider": provider or name, "capacity": check_capacity(capacity)}
         return self._write(name, lambda before: _changed(before, name, given, limits))
 
     def set_capacity(self, name: str, capacity: int, *, model: str | None = None) -> Account:

@@ -285,7 +285,7 @@ def _settle_accounts(q: Queue, provider: str, accounts: int | None, capacity: in
         old = there.get(name)
         slots = check_capacity(capacity or (old.capacity if old else CAPACITY))
         if old is None:
-            q.accounts.add(name, provider=provider, capacity=slots)
+            q.accounts.add_in_passing(name, slots, provider)
             continue
         if not old.is_enabled:
             q.accounts.enable(name)

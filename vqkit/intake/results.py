@@ -14,6 +14,7 @@ SAVED = (
     *("status", "stage", "attempts", "account", "output", "cost", "created", "started"),
     *("finished", "error", "error_line", "result", "seed", "source", "row", "batch", "key"),
 )
+ZONE = re.compile(r" \(UTC(?:[+-]\d\d:\d\d)?\)$")  # behind the times in a workbook
 PREFIX = "payload."  # before a payload's name that `save` needs for itself
 # What `save_into` writes, side by side; a name that the sheet had before is marked.
 BESIDE = (r"status", r"file", r"file \d+", r"cost", r"error")
@@ -34,9 +35,9 @@ def written(names: Sequence[str]) -> Written:
     """
     width = len(SAVED)
     for at in range(len(names) - width + 1):
-        if tuple(names[at : at + width]) == SAVED:
+        if tuple(ZONE.sub("", name) for name in names[at : at + width]) == SAVED:
             first = ("job",) if names[0] == "job" else ()
-            own = (*first, *SAVED[:-1])
+            own = (*first, *names[at : at + width - 1])
             renamed = {name: name[len(PREFIX) :] for name in names if name.startswith(PREFIX)}
             return Written(own, {name: to for name, to in renamed.items() if to})
     found: list[str] = []

@@ -161,7 +161,7 @@ class VqMagics(Magics):
     def _steer(self, words: list[str], verb: str) -> None:
         queue = self._queue(words)
         done = getattr(queue, verb)()
-        told = str(done) if verb == "requeue" else repr(queue)
+        told = repr(done) if verb == "requeue" else repr(queue)
         print(told)  # noqa: T201
 
 

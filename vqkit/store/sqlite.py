@@ -459,7 +459,6 @@ class SqliteStore(Store):
             try:
                 yield
             except BaseException as error:
-                self._own.clear()
                 if self._conn.in_transaction:
                     self._conn.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
@@ -467,6 +466,9 @@ class SqliteStore(Store):
                 raise
             self._commit()
             self._after_commit()
+        except BaseException:
+            self._own.clear()  # nobody knows what of it is there
+            raise
         finally:
             self.mutex.release()
 
@@ -490,7 +492,6 @@ class SqliteStore(Store):
         try:
             self._conn.execute("COMMIT")
         except sqlite3.Error as error:
-            self._own.clear()
             wrong = _translated(error, self.path, is_unknown=True)
             try:
                 self._reopen(f"a commit failed ({error})")
