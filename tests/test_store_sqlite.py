@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import pickle
 import shutil
@@ -557,6 +558,14 @@ def test_a_running_job_that_another_store_changed_is_settled_as_it_is_now(
     assert store.job(first.number).status == "cancelled"
     settle(store, second, "retry")
     assert store.job(second.number).status == "queued"
+
+
+def test_whatever_else_writes_jobs_forgets_what_was_written_of_them_before() -> None:
+    methods = {n: m for n, m in vars(SqliteStore).items() if callable(m) and n != "_update_jobs"}
+    texts = {name: inspect.getsource(method) for name, method in methods.items()}
+    writers = [n for n, t in texts.items() if "UPDATE jobs" in t or "DELETE FROM jobs" in t]
+    assert "_write_owners" in writers
+    assert [name for name in writers if "self._own.clear()" not in texts[name]] == []
 
 
 def test_what_was_rolled_back_is_not_believed_to_be_there(

@@ -760,6 +760,7 @@ class SqliteStore(Store):
         tail = ") AS v WHERE jobs.number = v.column1"
         head = "UPDATE jobs SET source = v.column2, batch = v.column3, row = v.column4 FROM ("
         self._bulk(head, rows, tail)
+        self._own.clear()
         batches = {(b, s, self.clock.now_ms()) for _, s, b, _ in rows if b is not None}
         self._bulk("INSERT OR IGNORE INTO batches ", sorted(batches, key=str))
 
