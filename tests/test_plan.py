@@ -381,14 +381,14 @@ def test_two_files_of_one_name_put_at_once_are_two_sources(
 ) -> None:
     monday = sheet([["a", 1]], name="monday/prompts.csv")
     tuesday = sheet([["b", 2]], name="tuesday/prompts.csv")
-    look = plan_module._scope
+    look = plan_module.scope_of
 
     def meanwhile(*args: Any) -> Any:
-        monkeypatch.setattr(plan_module, "_scope", look)
+        monkeypatch.setattr(plan_module, "scope_of", look)
         q.load(tuesday)  # as another process may, between two looks at the database
         return look(*args)
 
-    monkeypatch.setattr(plan_module, "_scope", meanwhile)
+    monkeypatch.setattr(plan_module, "scope_of", meanwhile)
     q.load(monday)
     assert {job.source for job in q.jobs()} == {"prompts.csv", "tuesday/prompts.csv"}
     assert (q.plan(monday).gone, q.plan(tuesday).gone) == (0, 0)

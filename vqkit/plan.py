@@ -13,60 +13,40 @@ import tempfile
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
-from itertools import count as numbers_from
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import codec, html, intake
 from .clock import local_text
+from .comparison import ROWS_LOOKED_AT, ROWS_SHOWN, Comparison, scope_of
 from .errors import SheetError
-from .estimate import Estimate, Lane, estimate
+from .estimate import Estimate, estimate
 from .intake.settings import SETTINGS
 from .intake.table import Row, Table
 from .job import Added, Job, JobSpec, RowProblem
 from .notebook.counting import counted
-from .recolumned import Recolumned, compared
+from .recolumned import Recolumned
 from .snapshot import duration_text
-from .store.base import JobFilter, SheetJobs
-from .store.rows import (
-    Holder,
-    called,
-    differs,
-    holder_of,
-    holders,
-    is_cancelled_for_its_row,
-    is_untouched,
-    judged,
-    taken,
-)
+from .sources import SOURCES, absent_sources, claim, named, renamed_from
 from .words import clean, count, shorten
 
 if TYPE_CHECKING:
     from .queue.looking import Looking
     from .queue.putting import Putting
 
-__all__ = ["Column", "Plan", "known_source", "load", "make"]
+__all__ = ["Column", "Plan", "load", "make"]
 
 CHUNK = 500
 PROBLEMS_KEPT = 20  # of each kind
 PROBLEMS_SHOWN = 10
-ROWS_SHOWN = 8
-ROWS_LOOKED_AT = 200  # for what became of their columns
-ROWS_COMPARED = 1000  # of a file that may be a renamed one, and of rows that others have
 SPOOL_BYTES = 8 << 20
-# The setting {source: [path as seen from the queue, sheet, columns= of the last put]}; what an
-# older version kept has no columns.
-SOURCES = "sources"
-UNMET, MET = 1, 2
 DIGITS = 10**15
 CELL_MAX = 32_767  # the most characters Excel keeps in a cell
 
 Item: TypeAlias = "JobSpec | RowProblem"
-Place: TypeAlias = "list[Any]"  # path, sheet
 
 
 @dataclass(slots=True)
@@ -203,8 +183,8 @@ class Plan:
         if table.path is None and self._spool is None:
             for _ in self._checked():
                 pass  # rows in memory are compared to the last one before the first is put
-        _claim(queue, table, self.source, renamed=self._renamed)
-        absent = _absent(queue, self.source)
+        claim(queue, table, self.source, renamed=self._renamed)
+        absent = absent_sources(queue, self.source)
         rows = counted(self._checked(), f"{self.source} put", len(self._digests))
         added = queue._put_specs(
             rows, self.batch, has_ids=False, earlier=self._earlier, absent=absent
@@ -413,11 +393,11 @@ def make(
 ) -> Plan:
     """Reads the source and compares it with the queue. Puts nothing, spends nothing."""
     was_named = table.source
-    renamed = _renamed_from(queue, table, defaults)
-    defaults = _named(queue, table, defaults, renamed)
+    renamed = renamed_from(queue, table, defaults)
+    defaults = named(queue, table, defaults, renamed)
     plan = Plan(queue, table, defaults)
     plan._renamed = renamed
-    comparison = _Comparison(plan, queue)
+    comparison = Comparison(plan, queue)
     watched = _Watched(table)
     stands = None if table.path is None else _stamp(table.path)
     if table.path is not None:
@@ -493,12 +473,12 @@ def load(queue: Putting, table: Table, defaults: dict[str, Any]) -> Added:
     only because the columns are others.
     """
     if table.path is not None:
-        if _renamed_from(queue, table, defaults) is not None:
+        if renamed_from(queue, table, defaults) is not None:
             return make(queue, table, defaults).put()
-        table.source = _claim(queue, table, is_put=False)
-    defaults = _named(queue, table, defaults)
-    absent = _absent(queue, table.source)
-    scope = _scope(queue, defaults["batch"], table.source, absent)
+        table.source = claim(queue, table, is_put=False)
+    defaults = named(queue, table, defaults)
+    absent = absent_sources(queue, table.source)
+    scope = scope_of(queue, defaults["batch"], table.source, absent)
     if (scope is not None and len(scope.rows)) or table.has_results:
         plan = make(queue, table, defaults)
         if plan.recolumned is not None:
@@ -506,7 +486,7 @@ def load(queue: Putting, table: Table, defaults: dict[str, Any]) -> Added:
                 f"nothing was put, for it would be paid again. {plan._said[-1]}", source=plan.source
             )
         return plan.put()
-    _claim(queue, table, table.source)
+    claim(queue, table, table.source)
     rows = intake.specs(table, **defaults)
     # Of a million rows the ids would take 100 MB.
     return queue._put_specs(rows, defaults["batch"], has_ids=False, earlier={}, absent=absent)
@@ -537,425 +517,6 @@ class _Watched:
             yield item
 
 
-class _Comparison:
-    """Holds the rows against the jobs of the same sheet that are there.
-
-    An edited row has a new key. Which job it had is told by its place: rows between two
-    rows that stayed are paired, in order, with the jobs between the same two. So a row
-    inserted at the top changes nothing below it.
-    """
-
-    def __init__(self, plan: Plan, queue: Putting) -> None:
-        self.skip: Callable[[RowProblem], None] = lambda _: None
-        self.lanes: Counter[Lane] = Counter()
-        self._plan, self._queue = plan, queue
-        self._now_ms = queue._clock.now_ms()
-        self._absent = _absent(queue, plan.source)
-        self._scope = _scope(queue, plan.batch, plan.source, self._absent)
-        numbers = () if self._scope is None else self._scope.numbers
-        self._is_met = bytearray(max(numbers, default=0) + 1)
-        for number in numbers:
-            self._is_met[number] = UNMET
-        self._anchor = self._last_row = 0
-        self._is_in_order = True
-        # Of rows without a job of their key: row, sample, and the job of the row before them.
-        self._rows, self._samples, self._anchors = array("q"), array("q"), array("q")
-        self._refused: list[tuple[int, int]] = []  # row, and the job of the row before it
-        self._names: set[str] = set()
-        # Of some rows that would be put: what they hold, and what they had where that is known.
-        self._looked_at: dict[int, Mapping[str, Any]] = {}
-        self._pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
-        self._lane_numbers: dict[Lane, int] = {}
-        self._lanes_of: array[int] = array("q")
-
-    def see(self, jobs: list[Job]) -> None:
-        """Compares some jobs, in the order of their rows."""
-        if not jobs:
-            return
-        known = self._known([job.key or "" for job in jobs])
-        differing = [
-            job.key or ""
-            for job in jobs
-            if job.key in known and known[job.key].payload_hash != job.payload_hash
-        ]
-        versions = self._queue._read(lambda s: s.versions(differing)) if differing else {}
-        found = {job.number for beside in versions.values() for job in beside}
-        found.update(job.number for job in known.values())
-        shares = self._queue._read(lambda s: s.shares(found))
-        for job in jobs:
-            own = known.get(job.key or "")
-            verdict = own and judged(job, own, versions, shares, self._absent)
-            old = verdict and verdict.found
-            if verdict is None or old is None:
-                self._see_new(job)
-                continue
-            has = holders(old, shares.get(old.number, {}), self._absent) - {holder_of(job)}
-            if verdict.what == "refuse":
-                self._refused.append((job.row or 0, self._anchor))
-                self.skip(taken(job, old))
-            elif verdict.what == "beside":
-                self._meet(old)
-                self._put_beside(job, old, has)
-            elif verdict.what == "change" or (
-                not has and is_untouched(old) and differs(old, job, self._now_ms)
-            ):
-                self._meet(old)
-                self._changed(job)
-                self._plan.in_place += 1
-            elif is_cancelled_for_its_row(old):
-                self._meet(old)
-                self._plan.again += 1
-                self._count((job.provider, job.pinned_account))
-            else:
-                self._same(old)
-
-    def _known(self, keys: list[str]) -> dict[str, Job]:
-        if not keys:
-            return {}
-        found = self._queue._read(lambda s: s.by_keys(keys))
-        return {job.key or "": job for job in found}
-
-    def _same(self, found: Job) -> None:
-        self._plan.same += 1
-        self._plan.same_by_status[found.status] += 1
-        self._meet(found)
-
-    def _meet(self, found: Job) -> None:
-        if found.number < len(self._is_met) and self._is_met[found.number]:
-            self._is_met[found.number] = MET
-            self._anchor = found.number
-            row = found.row or 0
-            if holder_of(found) == (self._plan.source, self._plan.batch):
-                self._is_in_order &= row >= self._last_row
-                self._last_row = row
-
-    def _put_beside(self, job: Job, found: Job, others: Set[Holder]) -> None:
-        self._changed(job)
-        self._plan.beside += 1
-        if others:
-            self._plan.beside_shared += 1
-            self._names.update(called(holder, holder_of(job)) for holder in others)
-        else:
-            self._plan.beside_waiting += not found.is_terminal
-        self._plan._replaced.append(found.number)
-        if len(self._pairs) < ROWS_LOOKED_AT:
-            self._pairs.append((job.payload, found.payload))
-
-    def _changed(self, job: Job) -> None:
-        self._plan.changed += 1
-        _note(self._plan.changed_rows, job.row)
-        self._count((job.provider, job.pinned_account))
-
-    def _see_new(self, job: Job) -> None:
-        lane = (job.provider, job.pinned_account)
-        if self._scope is None or not len(self._scope.rows):
-            if self._plan._table.has_results and len(self._looked_at) < ROWS_LOOKED_AT:
-                self._looked_at.setdefault(job.row or 0, job.payload)
-            self._plan.new += 1
-            _note(self._plan.new_rows, job.row)
-            self._count(lane)
-            return
-        if len(self._looked_at) < ROWS_LOOKED_AT:
-            self._looked_at.setdefault(job.row or 0, job.payload)
-        self._rows.append(job.row or 0)
-        self._samples.append(job.sample)
-        self._anchors.append(self._anchor)
-        self._lanes_of.append(self._lane_numbers.setdefault(lane, len(self._lane_numbers)))
-
-    def _count(self, lane: Lane) -> None:
-        self.lanes[lane] += 1
-
-    def end(self) -> None:
-        """Pairs what is left on both sides, and counts it."""
-        plan, scope = self._plan, self._scope
-        if plan._table.has_results and not (scope and len(scope.rows)) and not plan.same:
-            plan.recolumned = self._results_of_another()
-        if scope is None:
-            return
-        news: list[_Place] = []
-        for at, (row, anchor) in enumerate(zip(self._rows, self._anchors, strict=True)):
-            if not news or (news[-1].row, news[-1].anchor) != (row, anchor):
-                news.append(_Place(row, anchor))
-            news[-1].jobs[self._samples[at]] = at
-        if self._refused:
-            news += [_Place(row, anchor, is_refused=True) for row, anchor in self._refused]
-            news.sort(key=lambda place: place.row)
-        olds: list[_Place] = []
-        anchor = 0
-        for at, (row, number) in enumerate(zip(scope.rows, scope.numbers, strict=True)):
-            if self._is_met[number] == MET:
-                anchor = number
-                continue
-            if not olds or (olds[-1].row, olds[-1].anchor) != (row, anchor):
-                olds.append(_Place(row, anchor))
-            olds[-1].jobs[scope.states[at] >> 2] = at
-        # A source none of whose rows is there is taken for another one, not for an edited one,
-        # unless only its columns are others.
-        pairs = _paired(olds, news, is_in_order=self._is_in_order)
-        is_known = MET in self._is_met
-        recolumned = self._recolumned(
-            [(old, new) for old, new in pairs if is_known or old.row == new.row], scope
-        )
-        if not (is_known or recolumned):
-            pairs = []
-        earlier = {
-            new.jobs[sample]: old.jobs[sample]
-            for old, new in pairs
-            for sample in new.jobs.keys() & old.jobs.keys()
-        }
-        for old, new in pairs:
-            if new.is_refused:  # its row is there, though what it says now does not run
-                for at in old.jobs.values():
-                    self._is_met[scope.numbers[at]] = MET
-        theirs: list[int] = []
-        lanes = {number: lane for lane, number in self._lane_numbers.items()}
-        for at, row in enumerate(self._rows):
-            self._count(lanes[self._lanes_of[at]])
-            if at not in earlier:
-                plan.new += 1
-                _note(plan.new_rows, row)
-                continue
-            number, state = scope.numbers[earlier[at]], scope.states[earlier[at]] & 3
-            self._is_met[number] = MET
-            plan._earlier[row, self._samples[at]] = number
-            plan.changed += 1
-            _note(plan.changed_rows, row)
-            plan.in_place += state == 0
-            plan.beside += state > 0
-            plan.beside_waiting += state == 1
-            plan.beside_shared += state == 3
-            if state == 3:
-                theirs.append(number)
-        if plan.beside > plan.beside_shared:
-            plan.recolumned = recolumned
-        for number, state in zip(scope.numbers, scope.states, strict=True):
-            if self._is_met[number] == UNMET:
-                is_shared = state & 3 == 3
-                plan.gone_elsewhere += is_shared
-                if is_shared:
-                    theirs.append(number)
-                plan.gone += not is_shared
-                plan.gone_waiting += state & 3 < 2
-                plan._gone.append(number)
-        me = (plan.source, plan.batch or "")
-        some = theirs[:ROWS_COMPARED]  # enough to know whose they are
-        names = self._queue._read(lambda s: s.names_of_holders(some, me, self._absent))
-        plan.others = tuple(sorted(self._names | names))
-
-    def _results_of_another(self) -> Recolumned | None:
-        """What became of the columns, if these are the results of a sheet the queue knows.
-
-        A workbook with results is known by its rows only where it is read as its sheet was.
-        """
-        known = self._queue._read(lambda s: s.setting(SOURCES, {}))
-        for name in reversed(known):
-            scope = _scope(self._queue, name, name, self._absent)
-            assert scope is not None
-            places = [
-                (_Place(row, 0, {0: at}), _Place(row, 0))
-                for at, row in enumerate(scope.rows)
-                if row in self._looked_at and scope.states[at] in (1, 2)
-            ]
-            if 2 * len(places) >= len(self._looked_at):
-                found = self._recolumned(places, scope)
-                if found is not None:
-                    return found
-        return None
-
-    def _recolumned(
-        self, places: list[tuple[_Place, _Place]], scope: SheetJobs
-    ) -> Recolumned | None:
-        """What became of the columns, if the rows that would be put differ by that alone."""
-        numbers = {
-            new.row: scope.numbers[next(iter(old.jobs.values()))]
-            for old, new in places
-            if new.row in self._looked_at
-        }
-        if not (numbers or self._pairs):
-            return None
-        asked = (*numbers.values(), *scope.numbers[:ROWS_LOOKED_AT])
-        known = self._queue._read(lambda s: s.jobs(JobFilter(numbers=asked)))
-        payloads = {job.number: job.payload for job in known}
-        pairs = [
-            (self._looked_at[row], payloads[number])
-            for row, number in numbers.items()
-            if number in payloads
-        ]
-        before = {name for payload in payloads.values() for name in payload}
-        before.update(name for _, old in self._pairs for name in old)
-        return compared([*pairs, *self._pairs], before)
-
-
-@dataclass(slots=True)
-class _Place:
-    """A row that has no counterpart: behind which job, and where each of its samples is."""
-
-    row: int
-    anchor: int
-    jobs: dict[int, int] = field(default_factory=dict)
-    is_refused: bool = False
-
-    def may_be(self, old: _Place) -> bool:
-        """Whether this row can be what an earlier one has become."""
-        return self.is_refused or bool(self.jobs.keys() & old.jobs.keys())
-
-
-def _paired(
-    olds: list[_Place], news: list[_Place], *, is_in_order: bool
-) -> list[tuple[_Place, _Place]]:
-    """Rows as they were and as they are, by their gap.
-
-    In a sheet that was sorted too gaps say little: there as many as are left on either
-    side are paired in order.
-    """
-    gaps: dict[int, list[_Place]] = {}
-    for old in reversed(olds):
-        gaps.setdefault(old.anchor, []).append(old)
-    pairs: list[tuple[_Place, _Place]] = []
-    left: list[_Place] = []
-    for new in news:
-        gap = gaps.get(new.anchor)
-        if gap and new.may_be(gap[-1]):
-            pairs.append((gap.pop(), new))
-        else:
-            left.append(new)
-    rest = sorted((old for gap in gaps.values() for old in gap), key=lambda old: old.row)
-    if not is_in_order and len(rest) == len(left):
-        pairs += zip(rest, left, strict=True)
-    return pairs
-
-
-def _scope(queue: Putting, batch: str | None, source: str, absent: Set[str]) -> SheetJobs | None:
-    """The jobs this source was put as before; None for rows in memory without a batch."""
-    if batch is None:
-        return None
-    return queue._read(lambda store: store.sheet_jobs(batch, source, absent))
-
-
-def _absent(queue: Looking, source: str) -> frozenset[str]:
-    """The sources, but for this one, whose files are not there any more: they have no rows."""
-    known = queue._read(lambda store: store.setting(SOURCES, {}))
-    others = {name: place for name, place in known.items() if name != source}
-    return frozenset(name for name, place in others.items() if not _is_there(queue, place))
-
-
-def _is_there(queue: Looking, place: Place) -> bool:
-    return os.path.lexists(queue.path.parent / place[0])
-
-
-def _named(
-    queue: Putting, table: Table, defaults: dict[str, Any], renamed: str | None = None
-) -> dict[str, Any]:
-    """Names the source so that another file of the same name is not taken for it.
-
-    And the batch after it, unless the user has. Nothing is kept of that until it is put.
-    """
-    if table.path is not None:
-        known = queue._read(lambda store: store.setting(SOURCES, {}))
-        mine = _place(queue, table.path, table.sheet)
-        table.source = renamed or _name_of(table, mine, known)
-        return {**defaults, "batch": defaults["batch"] or table.source}
-    return defaults
-
-
-def _renamed_from(queue: Putting, table: Table, defaults: dict[str, Any]) -> str | None:
-    """The file that this one was before it was renamed or moved; None where it was none.
-
-    That is one the queue knows, that is not there any more, and that has half and more of the
-    first rows of this one. The queue does not know this one itself.
-    """
-    if table.path is None:
-        return None
-    known = queue._read(lambda store: store.setting(SOURCES, {}))
-    mine = _place(queue, table.path, table.sheet)
-    if any(place[:2] == mine for place in known.values()):
-        return None
-    lost = {n for n, place in known.items() if place[1] == mine[1] and not _is_there(queue, place)}
-    if not lost:
-        return None
-    items = islice(intake.specs(table, **defaults), ROWS_COMPARED)
-    made = [queue._expand(item) for item in items if not isinstance(item, RowProblem)]
-    jobs = {jobs[0].key or "": jobs[0] for jobs in made if isinstance(jobs, list)}
-    met: Counter[str] = Counter()
-    for found in queue._read(lambda store: store.by_keys(list(jobs))):
-        is_same = found.payload_hash == jobs[found.key or ""].payload_hash
-        if found.source is not None and found.row is not None and is_same:
-            met[found.source] += found.source in lost
-    (name, n), *_ = met.most_common(1) or [("", 0)]
-    return name if n and 2 * n >= len(made) else None
-
-
-def _name_of(table: Table, mine: Place, known: Mapping[str, Any]) -> str:
-    """What this file and sheet are known by, or the first name that is free."""
-    assert table.path is not None
-    name = table.source
-    names = chain(
-        (name, f"{table.path.absolute().parent.name}/{name}"),
-        (f"{name} ({n})" for n in numbers_from(2)),
-    )
-    old = next((name for name, place in known.items() if place[:2] == mine), None)
-    return old or next(name for name in names if name not in known)
-
-
-def _claim(
-    queue: Putting,
-    table: Table,
-    planned: str | None = None,
-    *,
-    renamed: str | None = None,
-    is_put: bool = True,
-) -> str:
-    """Names the source for good, with the columns it `is_put` with; returns its name.
-
-    In one transaction: of two files of one name, put at once, only one gets it; a file that was
-    `renamed` keeps its name. Raises SheetError if the name is not the `planned` one any more.
-    """
-    if table.path is None:
-        return table.source
-    mine = _place(queue, table.path, table.sheet)
-    name = ""
-
-    def claim(known: dict[str, Any] | None) -> dict[str, Any]:
-        nonlocal name
-        name = _name_of(table, mine, known or {})
-        place = (known or {}).get(renamed or "")
-        if place is not None and not _is_there(queue, place):
-            assert renamed is not None
-            name = renamed
-        if planned not in (None, name):
-            raise SheetError(
-                f"{planned} is now the name of another file, which was put since this plan was"
-                f" made, and nothing was put; look at a new one: q.plan({str(table.path)!r})",
-                source=planned,
-            )
-        old = (known or {}).get(name, mine)
-        return {**(known or {}), name: [*mine, *([table.asked] if is_put else old[2:])]}
-
-    queue._write(lambda store: store.change_setting(SOURCES, claim))
-    return name
-
-
-def known_source(
-    queue: Looking, path: Path, sheet: str | None
-) -> tuple[str | None, list[str] | dict[str, str | None] | None]:
-    """What the jobs of this file and sheet name as their source, and the columns they took.
-
-    (None, None) if it was never put.
-    """
-    known = queue._read(lambda store: store.setting(SOURCES, {}))
-    mine = _place(queue, path, sheet)
-    found = ((name, place) for name, place in known.items() if place[:2] == mine)
-    name, place = next(found, (None, mine))
-    return name, place[2] if len(place) > 2 else None
-
-
-def _place(queue: Looking, path: Path, sheet: str | None) -> Place:
-    path = path.absolute()
-    with suppress(ValueError):  # on another drive
-        path = Path(os.path.relpath(path, queue.path.parent))
-    return [path.as_posix(), sheet]
-
-
 def _recolumned_text(plan: Plan, queue: Looking, changed: Recolumned) -> str:
     """What became of the columns, and the ways out of putting all of it again."""
     asked, before = plan._table.asked, None
@@ -984,7 +545,7 @@ def _recolumned_text(plan: Plan, queue: Looking, changed: Recolumned) -> str:
 
 
 def _estimate(
-    plan: Plan, queue: Putting, comparison: _Comparison, seconds_each: float | None
+    plan: Plan, queue: Putting, comparison: Comparison, seconds_each: float | None
 ) -> None:
     """What it costs and when it ends, by accounts, prices and the pace so far."""
     now_ms = queue._clock.now_ms()
@@ -1051,11 +612,6 @@ def _unspooled(spool: Any) -> Iterator[Item]:
 
 def _is_date(text: str) -> bool:
     return 10 <= len(text) <= 32 and text[4] == "-" == text[7] and text[:4].isdecimal()
-
-
-def _note(rows: list[int], row: int | None) -> None:
-    if row is not None and len(rows) < ROWS_SHOWN and row not in rows:
-        rows.append(row)
 
 
 def _rows(rows: list[int], n: int) -> str:

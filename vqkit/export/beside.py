@@ -14,7 +14,7 @@ from .. import codec, intake, secrets
 from ..errors import PayloadError, SheetError, UsageError
 from ..intake.settings import SETTINGS
 from ..job import Job, JobSpec, content_key
-from ..plan import known_source
+from ..sources import known_source
 from .target import Changes, Saved, replacing, target_of
 from .workbook import LINKS, Link, add_columns
 from .xlsx import CHARACTERS, escaped, pieces, units
