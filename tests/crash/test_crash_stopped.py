@@ -11,6 +11,7 @@ from pathlib import Path
 from crash_kit import Child, Ledger, ask, check_invariants, is_stopped, until
 
 from vqkit import Queue
+from vqkit.store.files import WriteMutex, companion
 
 Start = Callable[..., Child]
 REAP_S = 0.4
@@ -34,12 +35,21 @@ def two_at_work(db: Path, ledger: Ledger, tmp_path: Path, start: Start) -> tuple
     return first, start("drain", handler="noop", **args)
 
 
+def stop_between_writes(child: Child, db: Path) -> None:
+    """Stops it while it holds no lock that all others would have to wait for."""
+    mutex = WriteMutex(companion(db) / "write.lock")
+    mutex.acquire()
+    child.send(signal.SIGSTOP)
+    until(lambda: is_stopped(child.pid), "it to be stopped")
+    mutex.release()
+    mutex.close()
+
+
 def test_the_jobs_of_a_stopped_process_are_left_to_it(
     db: Path, tmp_path: Path, ledger: Ledger, start: Start
 ) -> None:
     first, second = two_at_work(db, ledger, tmp_path, start)
-    first.send(signal.SIGSTOP)
-    until(lambda: is_stopped(first.pid), "it to be stopped")
+    stop_between_writes(first, db)
     with Queue(db) as q:
         q.put_many([{"prompt": f"b {i}"} for i in range(20)], account="b")
     until(lambda: len(ledger.lines("end")) == 20, "the other to do the rest")
