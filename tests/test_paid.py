@@ -35,6 +35,7 @@ from vqkit.errors import (
 )
 from vqkit.job import Step
 from vqkit.mock import CHANCES, Knobs, MockAdapter, MockProvider, Render
+from vqkit.outputs import OutputFolder
 from vqkit.policy import FOR_EVER_MS
 from vqkit.providers.contract import (
     AccountKey,
@@ -378,6 +379,38 @@ def test_a_paid_answer_json_cannot_carry_is_kept_as_text_and_an_unpaid_one_refus
 def _clip(job: Any, tries: list[int]) -> bytes:
     tries.append(job.attempt)
     return b"\x00\x01 a clip" * 9000
+
+
+def test_bytes_of_a_paid_call_are_kept_though_the_try_is_ended_meanwhile(
+    tmp_path: Path, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping, go, calls = threading.Event(), threading.Event(), []
+    plain = OutputFolder.keep_step
+
+    def slowly(*args: Any) -> Any:
+        keeping.set()
+        go.wait(20)
+        return plain(*args)
+
+    async def render(job: Any) -> int:
+        async def send() -> bytes:
+            calls.append(job.attempt)
+            return b"a video"
+
+        return len(await job.once("submit", send, paid=True))
+
+    monkeypatch.setattr(OutputFolder, "keep_step", slowly)
+    with Queue(tmp_path / "q.db") as q:
+        q.put({"prompt": "a fox"})
+        run = q.start(render)
+        assert keeping.wait(20)
+        stopping = threading.Thread(target=run.stop, args=(0,))
+        stopping.start()
+        until(lambda: all(f.is_released for f in tuple(run._pump._flights.values())))
+        go.set()
+        stopping.join()
+        q.run(render).check()
+        assert (calls, q.job(1).result) == ([1], len(b"a video"))
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])

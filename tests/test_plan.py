@@ -500,6 +500,32 @@ def test_columns_forgotten_once_are_told_and_load_puts_nothing(q: Queue, sheet: 
     assert q.load(path).existing == 4  # what was put so is there
 
 
+def test_rows_that_failed_for_their_columns_are_put_again_under_the_right_ones(
+    q: Queue, sheet: Sheet
+) -> None:
+    def p(job: Any) -> Any:
+        prompt = job.payload["prompt"]
+        return job.once("submit", lambda: prompt, paid=True)
+
+    q.accounts.add("a", provider=p, capacity=3, price=0.25)
+    path = sheet([[f"prompt {n}"] for n in range(4)], header=("Prompt",))
+    q.load(path)
+    q.run(p)
+    assert "columns={'Prompt': 'prompt'}" in str(q.job(1).error)
+    assert q.load(path, columns={"Prompt": "prompt"}).new == 4  # as the error says
+    q.run(p)
+    assert (q.stats()["completed"], q.snapshot().spent) == (4, 1.0)
+
+
+def test_the_way_to_put_all_again_names_the_columns_that_were_asked_for(
+    q: Queue, sheet: Sheet
+) -> None:
+    columns = {"Prompt": "prompt"}
+    path = noted(q, sheet)
+    with pytest.raises(SheetError, match=r"columns=\{'Prompt': 'prompt'\}\)\.put\(\)$"):
+        q.load(path, columns=columns)
+
+
 def test_a_renamed_column_is_told(q: Queue, sheet: Sheet) -> None:
     noted(q, sheet)
     rows = [[f"prompt {n}", n, "good" if n < 2 else ""] for n in range(4)]

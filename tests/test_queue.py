@@ -533,6 +533,26 @@ def test_an_await_that_is_cancelled_leaves_the_work_alone(
     assert run.wait(20).is_complete
 
 
+def test_a_run_takes_the_slots_that_an_interrupted_one_leaves_at_once(
+    q: Queue, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vqkit.pump.REAP_S", 1e6)  # nobody looks by himself
+    gate = threading.Event()
+
+    def render(job: Any) -> bool:
+        return gate.wait(20)
+
+    q.put_many([{"n": n} for n in range(3)])
+    first = q.start(render, concurrency=1)
+    until(lambda: first.following == 1)
+    first.release()  # as an interrupt does
+    second = q.start(render)
+    assert second is not first
+    until(lambda: second.health.state == "running")
+    gate.set()
+    assert second.wait(20).is_complete
+
+
 def test_wait_with_a_limit_returns_how_it_stands(q: Queue) -> None:
     gate = threading.Event()
     q.put({"n": 1})

@@ -469,6 +469,15 @@ def test_the_workbook_with_the_results_is_the_same_rows_again(tmp_path, is_in_pl
         assert [column.name for column in asked.columns] == ["prompt", "style", "status"]
 
 
+def test_columns_of_the_users_own_that_are_only_named_alike_are_read(q, tmp_path):
+    mine = tmp_path / "shots.csv"
+    mine.write_text("prompt,status,file,cost,error\na fox,draft,ref1.png,3,\na fox,,ref2.png,4,\n")
+    q.load(mine)
+    jobs = q.jobs(batch="shots.csv")
+    assert [job.payload.get("file") for job in jobs] == ["ref1.png", "ref2.png"]
+    assert jobs[0].payload["status"] == "draft"
+
+
 def test_a_file_that_save_wrote_is_the_same_rows_again(q, book, tmp_path):
     q.put({"prompt": "by hand", "status": "mine", "payload.x": 1})
     for name in ("all.xlsx", "all.jsonl"):

@@ -512,6 +512,17 @@ def test_a_handle_that_holds_the_key_is_kept_without_it_and_asked_with_it(
     assert "another-key" in str(secrets.unveiled(kept, "another-key")) or kept == handle
 
 
+@pytest.mark.parametrize("own", ["test", "demo"])
+def test_a_placeholder_for_a_key_leaves_the_ids_of_renders_as_they_are(own: str) -> None:
+    handle = {"id": "latest-77", "url": "https://api.example/t/demo-77"}
+    assert secrets.veiled(handle, own) == handle
+
+
+def test_what_was_taken_out_of_a_handle_by_others_is_not_taken_for_the_own_key(key: str) -> None:
+    with pytest.raises(KeyError):
+        secrets.unveiled({"id": f"{secrets.REDACTED}-77"}, key)
+
+
 def test_a_handle_whose_key_cannot_be_put_back_is_told_apart(key: str) -> None:
     basic = base64.b64encode(f"user:{key}".encode()).decode()
     kept = secrets.veiled({"auth": basic}, key)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import linecache
 import os
@@ -131,37 +130,24 @@ class ActiveJob:
         name = steps.checked(name)
         if self.is_async:
             return self._once_async(name, function, paid)
-        kept = self._keeping(function)
-        value = steps.once(self._channel, self._folder.receipts, name, kept, paid)
+        value = steps.once(
+            self._channel, self._folder.receipts, name, function, paid, keep=self._keep
+        )
         return self._folder.step_bytes(self._job, value)
 
     async def _once_async(self, name: str, function: Callable[..., Any], paid: bool) -> Any:
-        kept = self._keeping(function)
-        value = await steps.once_async(self._channel, self._folder.receipts, name, kept, paid)
+        value = await steps.once_async(
+            self._channel, self._folder.receipts, name, function, paid, keep=self._keep
+        )
         if isinstance(value, dict):
             value = await asyncio.to_thread(self._folder.step_bytes, self._job, value)
         return value
 
-    def _keeping(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, but that bytes it gives are kept as a file."""
-
-        def keep(value: Any) -> Any:
-            if isinstance(value, bytes | bytearray):
-                return self._folder.keep_step(self._job, bytes(value))
-            return value
-
-        async def later(value: Any) -> Any:
-            value = await value
-            if isinstance(value, bytes | bytearray):
-                return await asyncio.to_thread(keep, value)
-            return value
-
-        @functools.wraps(function)
-        def call(*key: str) -> Any:
-            value = function(*key)
-            return later(value) if inspect.isawaitable(value) else keep(value)
-
-        return call
+    def _keep(self, value: Any) -> Any:
+        """Bytes that a step gave as a file, and what stands for them; any other value as it is."""
+        if isinstance(value, bytes | bytearray):
+            return self._folder.keep_step(self._job, bytes(value))
+        return value
 
     def fresh(self) -> Any:
         """Opens a new generation of the steps: what was paid for is useless, ask for another.

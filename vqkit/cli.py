@@ -751,7 +751,10 @@ def requeue(which: tuple[str, ...], wanted: str | None, batch: str | None, as_js
             for job in doubts:
                 click.echo(f"job {job.number} is in doubt ({job.reason}): see vqkit resolve --help")
             if not doubts:
-                click.echo("nothing to put back: no such job has come to an end")
+                cancelled = 0 if numbers or wanted else len(q.jobs(status="cancelled", batch=batch))
+                also = f"; {count(cancelled, 'job')} cancelled: --status cancelled"
+                what = "no such job has come to an end" if numbers or wanted else "none has failed"
+                click.echo(f"nothing to put back: {what}{also if cancelled else ''}")
         else:
             s = q.snapshot()
             if any(runner.is_alive for runner in s.runners):

@@ -276,14 +276,27 @@ class Comparison:
         asked = (*numbers.values(), *scope.numbers[:ROWS_LOOKED_AT])
         known = self._queue._read(lambda s: s.jobs(JobFilter(numbers=asked)))
         payloads = {job.number: job.payload for job in known}
+        spent = {job.number for job in known if self._has_come_to_something(job)}
         pairs = [
             (self._looked_at[row], payloads[number])
             for row, number in numbers.items()
-            if number in payloads
+            if number in spent
         ]
         before = {name for payload in payloads.values() for name in payload}
         before.update(name for _, old in self._pairs for name in old)
         return compared([*pairs, *self._pairs], before)
+
+    def _has_come_to_something(self, job: Job) -> bool:
+        """False for a job that failed or was cancelled and cost nothing: it may be put anew.
+
+        Nor has one whose handler missed a cell: it was given another column's name.
+        """
+        if job.status not in ("failed", "cancelled"):
+            return True
+        if (job.error or {}).get("type") == "MissingCell":
+            return False
+        tries = self._queue._read(lambda s: s.attempts(job.number))
+        return any(one.cost_microusd for one in tries)
 
 
 @dataclass(slots=True)

@@ -541,7 +541,8 @@ def _recolumned_text(plan: Plan, queue: Looking, changed: Recolumned) -> str:
         text += "To put all that is to put"
     cost = f" ({plan._cost_text()})" if plan.estimate.high else ""
     source = "…" if plan._table.path is None else repr(str(plan._table.path))
-    return f"{text}{cost}: q.plan({source}).put()"
+    columns = "" if asked is None else f", columns={asked!r}"
+    return f"{text}{cost}: q.plan({source}{columns}).put()"
 
 
 def _estimate(

@@ -145,7 +145,7 @@ class Pump:
     `providers` may change while it runs: the handler bound to a name at the moment of a
     claim is the one that is called. Those in `named_only` do only jobs that name them, and so
     do `stand_ins` where the queue has accounts of others. `retry` is the default for jobs that
-    say nothing.
+    say nothing. `on_slot_left` is called when a pump that stops leaves a slot to the next one.
     """
 
     def __init__(
@@ -162,6 +162,7 @@ class Pump:
         draw: Callable[[], float] = random,
         notes_s: float = NOTES_S,
         on_worker_start: Callable[[], None] = lambda: None,
+        on_slot_left: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = str(uuid.uuid4())
         self.retry = retry or Retry()
@@ -175,6 +176,7 @@ class Pump:
         self._runners = runners
         self._clock = clock or SystemClock()
         self._draw = draw
+        self._on_slot_left = on_slot_left
         self._notes_s = notes_s
         self._paid_in_steps: dict[str, Any] = {}  # handlers seen to mark a paid call, by name
         self._saved_by_steps: set[str] = set()
@@ -379,6 +381,8 @@ class Pump:
         self._read_keys()
         self._launch(self._unknown_claims(ours, result), result.accounts)
         self._tidy(ended)
+        if ended and self._is_stopping:
+            self._on_slot_left()
         trouble = next(iter(self._roomless.values()), None)
         if not room:
             trouble = "the disk is nearly full: no new work until there is room"

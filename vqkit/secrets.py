@@ -49,11 +49,13 @@ __all__ = [
 ]
 
 REDACTED = "[key]"
-QUOTED, LOST = "[key, quoted]", "[key, lost]"
+# In a handle: what is put back when its provider is asked, and what cannot be.
+OWN, QUOTED, LOST = "[key, own]", "[key, quoted]", "[key, lost]"
 # A shorter "key" would take common words out of every text.
 SHORTEST = 4
 # A shorter one is looked for as a word of its own.
 SHORTEST_ANYWHERE = 6
+SHORTEST_IN_HANDLE = 8
 
 # The longest first: a key may begin with another, shorter one.
 _known: tuple[str, ...] = ()
@@ -234,14 +236,15 @@ def veiled(handle: Any, key: str | None) -> Any:
     """A render's handle without the account's key in it, to be kept; see `unveiled`.
 
     What holds a key that could not be put back, in another spelling or of another account, is
-    marked as lost.
+    marked as lost. A key of under eight characters is a placeholder, such as "test", and may
+    stand in any id: it stays.
     """
 
     def veil(text: str) -> str:
-        if key is not None and len(key) >= SHORTEST:
-            text = text.replace(key, REDACTED)
+        if key is not None and len(key) >= SHORTEST_IN_HANDLE:
+            text = text.replace(key, OWN)
             text = text.replace(urllib.parse.quote(key, safe=""), QUOTED)
-        kept = redact(text)
+        kept = redact(text, SHORTEST_IN_HANDLE)
         return text if kept == text else kept.replace(REDACTED, LOST)
 
     return _in_texts(handle, veil)
@@ -251,12 +254,13 @@ def unveiled(handle: Any, key: str | None) -> Any:
     """The handle as its provider knows it. Raises KeyError where what it held cannot be had."""
 
     def unveil(text: str) -> str:
-        if LOST in text or (key is None and (REDACTED in text or QUOTED in text)):
+        signs = (LOST, REDACTED) if key is not None else (LOST, REDACTED, OWN, QUOTED)
+        if any(sign in text for sign in signs):
             raise KeyError(LOST)
         if key is None:
             return text
         quoted = urllib.parse.quote(key, safe="")
-        return text.replace(REDACTED, key).replace(QUOTED, quoted)
+        return text.replace(OWN, key).replace(QUOTED, quoted)
 
     return _in_texts(handle, unveil)
 

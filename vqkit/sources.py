@@ -59,8 +59,8 @@ def named(
 def renamed_from(queue: Putting, table: Table, defaults: dict[str, Any]) -> str | None:
     """The file that this one was before it was renamed or moved; None where it was none.
 
-    That is one the queue knows, that is not there any more, and that has half and more of the
-    first rows of this one. The queue does not know this one itself.
+    That is one the queue knows, that is not there any more, and that has two thirds and more of
+    the first rows of this one. The queue does not know this one itself.
     """
     if table.path is None:
         return None
@@ -80,7 +80,7 @@ def renamed_from(queue: Putting, table: Table, defaults: dict[str, Any]) -> str 
         if found.source is not None and found.row is not None and is_same:
             met[found.source] += found.source in lost
     (name, n), *_ = met.most_common(1) or [("", 0)]
-    return name if n and 2 * n >= len(made) else None
+    return name if n and 3 * n >= 2 * len(made) else None
 
 
 def _name_of(table: Table, mine: Place, known: Mapping[str, Any]) -> str:

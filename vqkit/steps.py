@@ -10,8 +10,9 @@ made again until its provider or a person says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from . import codec, secrets
@@ -80,9 +81,18 @@ def handle_of(name: str, value: Any) -> Any:
 
 
 def once(
-    channel: Channel, receipts: Receipts, name: str, function: Callable[..., Any], paid: bool
+    channel: Channel,
+    receipts: Receipts,
+    name: str,
+    function: Callable[..., Any],
+    paid: bool,
+    *,
+    keep: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """See `ActiveJob.once`; for handlers that are plain functions."""
+    """See `ActiveJob.once`; for handlers that are plain functions.
+
+    `keep` makes JSON of a value that is none and can be kept all the same.
+    """
     step: Step
     step, is_old = channel.call("begin_step", name=name, is_paid=paid)
     if step.state == "done":
@@ -93,7 +103,7 @@ def once(
         return codec.loads(kept)
     _note_call(step)
     try:
-        value_json = _value_json(step, _start(step, function))
+        value_json = _value_json(step, keep(_start(step, function)))
     except BaseException as error:
         if was_not_accepted(step, error):
             if not _was_billed(error):
@@ -114,6 +124,8 @@ async def once_async(
     function: Callable[..., Any],
     paid: bool,
     request_json: str | None = None,
+    *,
+    keep: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
     """See `ActiveJob.once`; for coroutines."""
     step, is_old = await _begin(channel, name, paid, request_json)
@@ -126,7 +138,8 @@ async def once_async(
     try:
         value = _start(step, function)
         value = await value if inspect.isawaitable(value) else value
-        value_json = _value_json(step, value)
+        is_large = isinstance(value, bytes | bytearray)
+        value_json = "" if is_large else _value_json(step, keep(value))
     except BaseException as error:
         if was_not_accepted(step, error):
             if not _was_billed(error):
@@ -135,6 +148,8 @@ async def once_async(
             raise
         raise _doubt(step, error) from error
     # From here on nothing may come between: a cancelled wait must not cost the answer.
+    if is_large:
+        return await _to_its_end(_keep_large(channel, receipts, step, value, keep))
     return await asyncio.shield(_keep(channel, receipts, step, value_json))
 
 
@@ -152,6 +167,31 @@ async def _begin(
         if is_paid and step.state == "intent" and not _was_begun(step, is_old):
             await channel.acall("drop_step", step=step)
         raise
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Waits for it even when cancelled meanwhile, and is cancelled only then."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        task.result()
+        raise
+
+
+async def _keep_large(
+    channel: Channel, receipts: Receipts, step: Step, value: Any, keep: Callable[[Any], Any]
+) -> Any:
+    try:
+        value_json = _value_json(step, await _off_loop(keep, value))
+    except Exception as error:
+        if not step.is_paid:
+            raise
+        raise _doubt(step, error) from error
+    return await _keep(channel, receipts, step, value_json)
 
 
 async def _keep(channel: Channel, receipts: Receipts, step: Step, value_json: str) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ..job import STATUSES
 
 __all__ = ["Written", "written"]
 
@@ -28,11 +30,25 @@ class Written(NamedTuple):
     renamed: Mapping[str, str] = MappingProxyType({})
 
 
-def written(names: Sequence[str]) -> Written:
+def written(names: Sequence[str], records: Iterable[Mapping[str, Any]] = ()) -> Written:
     """Which of a header's names are vqkit's own, told by how they stand together.
 
-    Of what `save` wrote the column "key" stays: by it each row is known.
+    And by what the first `records` hold: a status that no job ever has is the user's own. Of
+    what `save` wrote the column "key" stays: by it each row is known.
     """
+    found = _by_names(names)
+    statuses = [name for name in found.left_out if _is(name, BESIDE[0])]
+    told = {record.get(name) for record in records for name in statuses} - {None, ""}
+    return Written() if any(not _is_status(one) for one in told) else found
+
+
+def _is_status(told: Any) -> bool:
+    """What a job's status says, or in short what several of a row do: "2 completed, 1 failed"."""
+    words = [part.split()[-1:] for part in str(told).split(",")]
+    return all(word and word[0] in STATUSES for word in words)
+
+
+def _by_names(names: Sequence[str]) -> Written:
     width = len(SAVED)
     for at in range(len(names) - width + 1):
         if tuple(ZONE.sub("", name) for name in names[at : at + width]) == SAVED:

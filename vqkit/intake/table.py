@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import SheetError
 from ..job import RowProblem
-from .results import written
+from .results import Written, written
 
 __all__ = [
     "Bad",
@@ -123,8 +123,9 @@ class Table:
             columns = None
         self._is_asked = columns is not None
         self._chosen = None if columns is None else _choose(columns, known, self.source)
-        self.has_results = bool(written(known).left_out)
-        self._leave_out_results(known, columns)
+        own = written(known, [record for _, record in ahead if isinstance(record, Mapping)])
+        self.has_results = bool(own.left_out)
+        self._leave_out_results(own, known, columns)
         self.columns = tuple(filter(None, known if self._chosen is None else self._chosen.values()))
         if not self._is_asked:
             _refuse_stray(ahead, self.source)
@@ -145,10 +146,11 @@ class Table:
             records = reading.records
         return (self._item(number, record) for number, record in records)
 
-    def _leave_out_results(self, known: tuple[str, ...], columns: Columns | None) -> None:
+    def _leave_out_results(
+        self, own: Written, known: tuple[str, ...], columns: Columns | None
+    ) -> None:
         """What vqkit wrote there is no part of a row, unless `columns` names it."""
         named: Iterable[str] = () if columns is None else columns
-        own = written(known)
         left_out = [name for name in own.left_out if name not in named]
         if not left_out or isinstance(columns, Sequence):
             return
