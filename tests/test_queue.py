@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import math
 import pickle
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -352,6 +354,25 @@ def test_an_account_made_in_passing_is_in_no_other_functions_way(q: Queue) -> No
     q.put({"n": 3})
     with pytest.raises(UsageError, match="they have 'echo'"):
         q.run(paint)
+
+
+def test_an_account_of_an_older_version_that_was_made_in_passing_is_in_nobodys_way(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "old.db"
+    with Queue(path) as q:
+        q.accounts.add("local-1", capacity=2)
+        q.accounts.add("render", provider="render", capacity=4)
+        q.accounts.add("studio", provider="studio", capacity=4, price=1)
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("DELETE FROM _sqlite_migrations WHERE name = 'm008_accounts_in_passing'")
+    with Queue(path) as q:
+        q.put({"prompt": "a fox"})
+        with pytest.raises(UsageError, match="they have 'studio'"):
+            q.run(paint)
+        q.accounts.add("studio", price=None)
+        q.accounts.remove("studio")
+        q.run(paint).check()
 
 
 def test_what_is_not_said_of_an_account_stays_as_it_was(q: Queue) -> None:

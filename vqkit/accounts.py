@@ -13,20 +13,11 @@ from .job import LOCAL, Account, model_of
 from .providers.function import name_of
 from .secrets import check_reference, redact
 
-__all__ = ["Accounts", "is_in_passing"]
+__all__ = ["IN_PASSING", "Accounts"]
 
 CAPACITY_MAX = 10_000
 IN_PASSING = "in_passing"
 """Among the limits of an account that was made for a handler, and not by the user."""
-
-
-def is_in_passing(account: Account) -> bool:
-    """Made for a handler or by `vqkit run`; those of older versions are known by their bareness."""
-    if IN_PASSING in account.limits:
-        return True
-    is_bare = not account.limits and account.credential is None
-    is_runs = account.provider == LOCAL and account.name.removeprefix(f"{LOCAL}-").isdecimal()
-    return is_bare and (account.name == account.provider or is_runs)
 
 
 class _Kept(Enum):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
-from ..accounts import check_capacity, is_in_passing
+from ..accounts import IN_PASSING, check_capacity
 from ..errors import UsageError, in_short
 from ..job import Job
 from ..providers.base import Provider
@@ -175,7 +175,7 @@ class Running(Putting):
         accounts = list(self.accounts)  # read once: another process may add ours meanwhile
         mine = [account for account in accounts if account.provider == name]
         if not mine:
-            if own := [account for account in accounts if not is_in_passing(account)]:
+            if own := [account for account in accounts if IN_PASSING not in account.limits]:
                 theirs = " and ".join(sorted({repr(account.provider) for account in own}))
                 raise UsageError(
                     f"none of this queue's accounts has the provider {name!r}, they have {theirs}:"

@@ -278,3 +278,13 @@ def m007_money_of_steps(db: Database) -> None:
         " WHERE status = 'queued' AND not_before_ms IS NULL AND is_paid = 1 AND is_short = 0"
         " AND is_open = 0"
     )
+
+
+@MIGRATIONS()
+def m008_accounts_in_passing(db: Database) -> None:
+    """Accounts that nobody asked for: of a handler under its name, and those of `vqkit run`."""
+    db.execute(
+        "UPDATE accounts SET limits = '{\"in_passing\":true}' WHERE limits = '{}'"
+        " AND credential IS NULL AND (name = provider"
+        " OR (provider = 'local' AND name GLOB 'local-[0-9]*'))"
+    )

@@ -64,6 +64,7 @@ KNOWN_MIGRATIONS = (
     "m005_paid_calls",
     "m006_names_of_our_steps",
     "m007_money_of_steps",
+    "m008_accounts_in_passing",
 )
 
 
