@@ -103,6 +103,8 @@ def take(notebook: Notebook, folder: Path) -> None:
 
 def keep(what: Locator, path: Path, height: int = 10_000) -> None:
     """A picture of a part of the page, or of its top, in as many colours as its size allows."""
+    # A change of the theme fades in, behind the sign that the page shows while it starts.
+    what.page.wait_for_function("() => !document.getElementById('jupyterlab-splash')")
     seen = Image.open(io.BytesIO(what.screenshot())).convert("RGB")
     seen = seen.crop((0, 0, seen.width, min(seen.height, height)))
     for colours in (256, 128, 64, 32, 16):
