@@ -517,6 +517,19 @@ def test_rows_that_failed_for_their_columns_are_put_again_under_the_right_ones(
     assert (q.stats()["completed"], q.snapshot().spent) == (4, 1.0)
 
 
+def test_keyed_rows_that_failed_for_their_columns_are_put_again_too(q: Queue, sheet: Sheet) -> None:
+    def p(job: Any) -> Any:
+        return job.payload["prompt"]
+
+    q.accounts.add("a", provider=p, capacity=3)
+    path = sheet([[f"prompt {n}", f"k{n}"] for n in range(4)], header=("Prompt", "key"))
+    q.load(path)
+    q.run(p)
+    assert q.load(path, columns={"Prompt": "prompt", "key": "key"}).beside == 4
+    q.run(p)
+    assert q.stats()["completed"] == 4
+
+
 def test_the_way_to_put_all_again_names_the_columns_that_were_asked_for(
     q: Queue, sheet: Sheet
 ) -> None:

@@ -478,6 +478,17 @@ def test_columns_of_the_users_own_that_are_only_named_alike_are_read(q, tmp_path
     assert jobs[0].payload["status"] == "draft"
 
 
+def test_a_status_that_is_no_text_is_the_users_own(q):
+    rows = [{"prompt": "p", "status": ["draft"], "file": "a", "cost": 1, "error": None}]
+    assert q.plan(rows).columns[1].name == "status"
+
+
+def test_load_says_which_columns_it_took_for_results(q, tmp_path):
+    mine = tmp_path / "shots.csv"
+    mine.write_text("prompt,status,file,cost,error\na wolf,completed,ref1.png,3,\n")
+    assert "Columns 'status' to 'error' hold results" in str(q.load(mine).notes)
+
+
 def test_a_file_that_save_wrote_is_the_same_rows_again(q, book, tmp_path):
     q.put({"prompt": "by hand", "status": "mine", "payload.x": 1})
     for name in ("all.xlsx", "all.jsonl"):

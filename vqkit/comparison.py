@@ -138,7 +138,7 @@ class Comparison:
         else:
             self._plan.beside_waiting += not found.is_terminal
         self._plan._replaced.append(found.number)
-        if len(self._pairs) < ROWS_LOOKED_AT:
+        if len(self._pairs) < ROWS_LOOKED_AT and self._has_come_to_something(found):
             self._pairs.append((job.payload, found.payload))
 
     def _changed(self, job: Job) -> None:

@@ -463,6 +463,8 @@ def make(
     if plan.recolumned is not None:
         plan._said += (_recolumned_text(plan, queue, plan.recolumned),)
     plan.notes = (*table.notes, *notes, *plan._said)
+    if table.has_results:  # a column that is not read must be known to whoever pays for the rows
+        plan._said = (*table.notes, *plan._said)
     return plan
 
 

@@ -38,8 +38,9 @@ def written(names: Sequence[str], records: Iterable[Mapping[str, Any]] = ()) -> 
     """
     found = _by_names(names)
     statuses = [name for name in found.left_out if _is(name, BESIDE[0])]
-    told = {record.get(name) for record in records for name in statuses} - {None, ""}
-    return Written() if any(not _is_status(one) for one in told) else found
+    told = (record.get(name) for record in records for name in statuses)
+    is_ours = all(one is None or one == "" or _is_status(one) for one in told)
+    return found if is_ours else Written()
 
 
 def _is_status(told: Any) -> bool:
