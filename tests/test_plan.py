@@ -517,6 +517,22 @@ def test_rows_that_failed_for_their_columns_are_put_again_under_the_right_ones(
     assert (q.stats()["completed"], q.snapshot().spent) == (4, 1.0)
 
 
+@pytest.mark.parametrize("price", [0.25, None])
+def test_rows_that_paid_and_then_failed_are_not_paid_again_unasked(
+    q: Queue, sheet: Sheet, price: float | None
+) -> None:
+    def p(job: Any) -> Any:
+        job.once("submit", lambda: 1, paid=True)
+        return job.payload["prompt"]
+
+    q.accounts.add("a", provider=p, capacity=3, price=price)
+    path = sheet([[f"prompt {n}"] for n in range(4)], header=("Prompt",))
+    q.load(path)
+    q.run(p)
+    with pytest.raises(SheetError, match="paid again"):
+        q.load(path, columns={"Prompt": "prompt"})
+
+
 def test_keyed_rows_that_failed_for_their_columns_are_put_again_too(q: Queue, sheet: Sheet) -> None:
     def p(job: Any) -> Any:
         return job.payload["prompt"]

@@ -478,6 +478,16 @@ def test_columns_of_the_users_own_that_are_only_named_alike_are_read(q, tmp_path
     assert jobs[0].payload["status"] == "draft"
 
 
+def test_results_beside_columns_of_the_same_names_or_typed_over_are_still_results(q, tmp_path):
+    told = ["draft,r1,1,,completed,a.mp4,0.5,", "idea,r2,2,,ok by me,b.mp4,0.5,"]
+    names = ["status", "file", "cost", "error"]
+    head = [*names, *(f"{name} (vqkit)" for name in names)]
+    (tmp_path / "both.csv").write_text(
+        "\n".join([",".join(["prompt", *head]), *(f"fox {n},{row}" for n, row in enumerate(told))])
+    )
+    assert q.plan(tmp_path / "both.csv").columns[-1].name == "error"
+
+
 def test_a_status_that_is_no_text_is_the_users_own(q):
     rows = [{"prompt": "p", "status": ["draft"], "file": "a", "cost": 1, "error": None}]
     assert q.plan(rows).columns[1].name == "status"

@@ -287,16 +287,12 @@ class Comparison:
         return compared([*pairs, *self._pairs], before)
 
     def _has_come_to_something(self, job: Job) -> bool:
-        """False for a job that failed or was cancelled and cost nothing: it may be put anew.
-
-        Nor has one whose handler missed a cell: it was given another column's name.
-        """
+        """False for a job that failed or was cancelled and paid nothing: it may be put anew."""
         if job.status not in ("failed", "cancelled"):
             return True
-        if (job.error or {}).get("type") == "MissingCell":
-            return False
+        steps = self._queue._read(lambda s: s.steps(job.number))  # an account may have no price
         tries = self._queue._read(lambda s: s.attempts(job.number))
-        return any(one.cost_microusd for one in tries)
+        return any(step.is_paid for step in steps) or any(one.cost_microusd for one in tries)
 
 
 @dataclass(slots=True)

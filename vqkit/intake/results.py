@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,29 +30,16 @@ class Written(NamedTuple):
     renamed: Mapping[str, str] = MappingProxyType({})
 
 
-def written(names: Sequence[str], records: Iterable[Mapping[str, Any]] = ()) -> Written:
+def written(names: Sequence[str], records: Sequence[Mapping[str, Any]] = ()) -> Written:
     """Which of a header's names are vqkit's own, told by how they stand together.
 
-    And by what the first `records` hold: a status that no job ever has is the user's own. Of
-    what `save` wrote the column "key" stays: by it each row is known.
+    And by what the first `records` hold: columns whose statuses are mostly none that a job has
+    are the user's own. Of what `save` wrote the column "key" stays: by it each row is known.
     """
-    found = _by_names(names)
-    statuses = [name for name in found.left_out if _is(name, BESIDE[0])]
-    told = (record.get(name) for record in records for name in statuses)
-    is_ours = all(one is None or one == "" or _is_status(one) for one in told)
-    return found if is_ours else Written()
-
-
-def _is_status(told: Any) -> bool:
-    """What a job's status says, or in short what several of a row do: "2 completed, 1 failed"."""
-    words = [part.split()[-1:] for part in str(told).split(",")]
-    return all(word and word[0] in STATUSES for word in words)
-
-
-def _by_names(names: Sequence[str]) -> Written:
     width = len(SAVED)
     for at in range(len(names) - width + 1):
-        if tuple(ZONE.sub("", name) for name in names[at : at + width]) == SAVED:
+        is_saved = tuple(ZONE.sub("", name) for name in names[at : at + width]) == SAVED
+        if is_saved and _are_ours(names[at], records):
             first = ("job",) if names[0] == "job" else ()
             own = (*first, *names[at : at + width - 1])
             renamed = {name: name[len(PREFIX) :] for name in names if name.startswith(PREFIX)}
@@ -61,9 +48,21 @@ def _by_names(names: Sequence[str]) -> Written:
     at = 0
     while at < len(names):
         length = _beside(names[at:])
-        found += names[at : at + length]
+        if length and _are_ours(names[at], records):
+            found += names[at : at + length]
         at += length or 1
     return Written(tuple(found))
+
+
+def _are_ours(status: str, records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the statuses told in this column are those of jobs; a few may have been typed over.
+
+    What several jobs of a row are is told in short: "2 completed, 1 failed".
+    """
+    told = [one for record in records if (one := record.get(status)) not in (None, "")]
+    words = [[part.split()[-1:] for part in str(one).split(",")] for one in told]
+    ours = [all(word and word[0] in STATUSES for word in of_a_row) for of_a_row in words]
+    return 2 * sum(ours) >= len(told)
 
 
 def _beside(names: Sequence[str]) -> int:
